@@ -1,0 +1,132 @@
+"""The Rust engine as Python sees it. `ster.Model` is the friendly face; this is the whole of what crosses the border."""
+
+from collections.abc import Sequence as Seq
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__version__: str
+
+class Edit:
+    """One addition to the residual stream: after block `layer`, `vectors` times `scale`.
+
+    vectors: float32 `[n, hidden]`. Without `positions` n is 1 and the vector is added at every row that runs;
+    with `positions` (absolute, 0 = first token) n is 1 or `len(positions)`.
+    norm_match: add `scale * ||h|| * v / ||v||` instead, `||h||` the norm of the whole unsteered row.
+
+    Raises:
+        SteeringError: wrong shapes, a value that is not finite, a repeated position, a zero vector to norm-match.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        vectors: NDArray[np.float32],
+        *,
+        scale: float = 1.0,
+        positions: Seq[int] | None = None,
+        norm_match: bool = False,
+    ) -> None: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def positions(self) -> list[int] | None: ...
+    @property
+    def norm_match(self) -> bool: ...
+    @property
+    def vectors(self) -> NDArray[np.float32]: ...
+
+class Cache:
+    """Keys and values of one sequence, so that it can go on where it stopped. Belongs to the engine that made it."""
+
+    @property
+    def length(self) -> int:
+        """Tokens held; the position of the next one."""
+
+    def fork(self, length: int | None = None) -> Cache:
+        """A second cache with the first `length` tokens of this one; full blocks are shared, not copied."""
+
+class Sequence:
+    """What to run for one sequence, and what to keep of it.
+
+    tokens: uint32 `[tokens]`, run after what `cache` holds. Without a cache nothing is kept for later.
+    layers: blocks to capture, ascending and unique. rows: every row that runs now, or the last one alone.
+    logits: for no row, the last, or all.
+    """
+
+    def __init__(
+        self,
+        tokens: NDArray[np.uint32],
+        *,
+        cache: Cache | None = None,
+        steering: Seq[Edit] = (),
+        layers: Seq[int] = (),
+        rows: Literal["last", "all"] = "last",
+        point: Literal["pre_steer", "post_steer"] = "pre_steer",
+        logits: Literal["none", "last", "all"] = "none",
+    ) -> None: ...
+
+class Output:
+    """residual: float32 `[layers, rows, hidden]`, or None when no layer was asked for. logits: float32 `[rows, vocab]` or None.
+    steered: per edit, in the order given, the absolute positions it reached in this pass."""
+
+    @property
+    def residual(self) -> NDArray[np.float32] | None: ...
+    @property
+    def logits(self) -> NDArray[np.float32] | None: ...
+    @property
+    def steered(self) -> list[list[int]]: ...
+
+class Engine:
+    """A Llama checkpoint, memory-mapped, ready to run. Every tensor is checked against config.json here; no weight is read.
+
+    Raises:
+        CheckpointError: a file or tensor that is missing, truncated or not what the config says.
+        ConfigError: a field of config.json that is missing, contradictory or not supported.
+    """
+
+    def __init__(self, path: str, *, threads: int | None = None) -> None: ...
+    @property
+    def layer_count(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding; the tokenizer may know fewer or more."""
+
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def bos_token_id(self) -> int | None: ...
+    @property
+    def eos_token_ids(self) -> list[int]: ...
+    @property
+    def weight_dtypes(self) -> list[str]:
+        """Stored dtypes found in the checkpoint: "F32", "F16", "BF16"."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def kernels(self) -> str:
+        """"avx512", "avx2", "neon" or "portable"."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def warnings(self) -> list[str]:
+        """What loading noticed and went on from: stray files, a tied checkpoint with a second head."""
+
+    def cache(self) -> Cache: ...
+    def forward(self, sequences: Seq[Sequence]) -> list[Output]:
+        """One pass over all sequences, packed without padding; leaves the GIL; Ctrl-C stops it within a second.
+
+        A cache is extended by its tokens, or left as it was when the pass fails.
+
+        Raises:
+            LayerError, TokenError, ContextError, SteeringError: before anything runs.
+            NonFiniteError: NaN or infinity appeared; names layer and token.
+            KeyboardInterrupt
+        """

@@ -1,0 +1,12 @@
+//! The Llama decoder: config, weights, rotary positions, KV cache, forward pass.
+
+pub mod cache;
+pub mod config;
+pub mod forward;
+pub mod rope;
+pub mod weights;
+
+pub use cache::KvCache;
+pub use config::LlamaConfig;
+pub use forward::SteeringLlama;
+pub use weights::LlamaWeights;
