@@ -31,14 +31,14 @@ pub enum Error {
     // What was asked
     #[error("layer {layer} is outside the model's 0..{} range", .layers - 1)]
     Layer { layer: usize, layers: usize },
+    #[error("layers must be ascending, each once, found {layers:?}")]
+    LayerOrder { layers: Vec<usize> },
     #[error("token id {id} at position {position} of sequence {sequence} is outside the embedding's 0..{} range", .vocab - 1)]
     TokenId { id: u32, position: usize, sequence: usize, vocab: usize },
     #[error("tokenizer produced no tokens")]
     NoTokens { sequence: usize },
     #[error("prompt contains {tokens} tokens, model context allows fewer than {limit}")]
     Context { tokens: usize, limit: usize, sequence: usize },
-    #[error("{what} must be {axes} = {expected:?}, found {found:?}")]
-    Shape { what: String, axes: &'static str, expected: Vec<usize>, found: Vec<usize> },
     #[error("steering at layer {layer} {problem}")]
     Steering { layer: usize, problem: String },
     #[error("the cache {problem}")]

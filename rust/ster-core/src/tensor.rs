@@ -1,5 +1,8 @@
 //! Shapes that are carried and checked.
 
+#[cfg(target_endian = "big")]
+compile_error!("safetensors are little-endian and Ster reads them in place");
+
 /// Numbers as they lie in a checkpoint file. Widening any of them to f32 is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
@@ -65,6 +68,19 @@ impl<'a> Weights<'a> {
         Weights { bytes, dtype, rows, cols }
     }
 
+    /// Rows `rows` alone.
+    pub fn slice(&self, rows: std::ops::Range<usize>) -> Weights<'a> {
+        let stride = self.cols * self.dtype.size();
+        Weights { bytes: &self.bytes[rows.start * stride..rows.end * stride], rows: rows.len(), ..*self }
+    }
+
+    /// f32 numbers in memory, seen as weights `[rows, cols]`.
+    pub fn of_f32(numbers: &'a [f32], rows: usize, cols: usize) -> Self {
+        // SAFETY: any four bytes of an f32 slice are four bytes; u8 has no alignment.
+        let bytes = unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast::<u8>(), size_of_val(numbers)) };
+        Weights::new(bytes, Dtype::F32, rows, cols)
+    }
+
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -91,5 +107,71 @@ impl<'a> Weights<'a> {
                 }
             }
         }
+    }
+}
+
+/// Some columns of every row of a matrix that several threads write at once, each its own columns or rows.
+pub struct Panel<'a> {
+    data: *mut f32,
+    pub rows: usize,
+    /// Distance between rows, in numbers.
+    pub stride: usize,
+    pub columns: std::ops::Range<usize>,
+    owner: std::marker::PhantomData<&'a mut [f32]>,
+}
+
+impl<'a> Panel<'a> {
+    /// The whole of a matrix `[rows, cols]`.
+    pub fn whole(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
+        assert_eq!(data.len(), rows * cols);
+        Panel { data: data.as_mut_ptr(), rows, stride: cols, columns: 0..cols, owner: std::marker::PhantomData }
+    }
+
+    /// Columns `0..columns` of `rows` rows that begin `stride` numbers apart.
+    pub fn strided(data: &'a mut [f32], rows: usize, stride: usize, columns: usize) -> Self {
+        assert!(columns <= stride && (rows == 0 || (rows - 1) * stride + columns <= data.len()));
+        Panel { data: data.as_mut_ptr(), rows, stride, columns: 0..columns, owner: std::marker::PhantomData }
+    }
+
+    /// Columns `columns` of row `row`.
+    pub fn row(&mut self, row: usize) -> &mut [f32] {
+        assert!(row < self.rows);
+        // SAFETY: inside the matrix, and no other panel holds these columns of this row (see `Shared::panel`).
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.stride + self.columns.start), self.columns.len()) }
+    }
+
+    /// Where row `row`, column `column` (counted in the whole matrix) lies.
+    pub(crate) fn at(&mut self, row: usize, column: usize) -> *mut f32 {
+        debug_assert!(row < self.rows && self.columns.contains(&column));
+        self.data.wrapping_add(row * self.stride + column)
+    }
+}
+
+/// A matrix lent to several threads, which take disjoint panels of it.
+#[derive(Clone, Copy)]
+pub struct Shared<'a> {
+    data: *mut f32,
+    rows: usize,
+    cols: usize,
+    owner: std::marker::PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the pointer is only read through panels, whose takers promise that they are disjoint.
+unsafe impl Send for Shared<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Shared<'_> {}
+
+impl<'a> Shared<'a> {
+    pub fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
+        assert_eq!(data.len(), rows * cols);
+        Shared { data: data.as_mut_ptr(), rows, cols, owner: std::marker::PhantomData }
+    }
+
+    /// # Safety
+    /// No two panels alive at the same time may share a number.
+    pub unsafe fn panel(&self, rows: std::ops::Range<usize>, columns: std::ops::Range<usize>) -> Panel<'a> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows && columns.start <= columns.end && columns.end <= self.cols);
+        let data = self.data.wrapping_add(rows.start * self.cols);
+        Panel { data, rows: rows.len(), stride: self.cols, columns, owner: std::marker::PhantomData }
     }
 }

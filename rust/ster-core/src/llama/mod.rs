@@ -3,6 +3,7 @@
 pub mod cache;
 pub mod config;
 pub mod forward;
+mod pass;
 pub mod rope;
 pub mod weights;
 

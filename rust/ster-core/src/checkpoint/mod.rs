@@ -1,0 +1,306 @@
+//! Files on disk -> named, typed, memory-mapped tensors.
+//!
+//! Which files, in this order:
+//! 1. `model.safetensors`, as in transformers also when an index stands beside it (which is then named in a warning);
+//! 2. the files named by `model.safetensors.index.json`, which must agree with it tensor by tensor;
+//! 3. every other `*.safetensors` of the folder, when no tensor name occurs in two of them.
+//!
+//! `consolidated*.safetensors` (Meta's and Mistral's own layout) and subfolders are never read. Files left aside are named in one warning.
+
+pub mod json;
+mod safetensors;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use ::safetensors::Dtype as StoredDtype;
+use memmap2::Mmap;
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::tensor::{Dtype, Weights};
+use safetensors::Shard;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// All weight files of one directory, memory-mapped and header-checked. Nothing but headers has been read.
+pub struct Checkpoint {
+    dir: PathBuf,
+    files: Vec<(PathBuf, Arc<Mmap>)>,
+    tensors: BTreeMap<String, TensorInfo>,
+    warnings: Vec<String>,
+}
+
+/// Where a tensor lies and what the header says it is.
+#[derive(Clone, Debug)]
+pub struct TensorInfo {
+    pub dtype: StoredDtype,
+    pub shape: Vec<usize>,
+    file: usize,
+    bytes: std::ops::Range<usize>,
+}
+
+impl Checkpoint {
+    pub fn open(dir: &Path) -> Result<Checkpoint> {
+        let listing = Listing::of(dir)?;
+        let mut checkpoint = Checkpoint { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new(), warnings: Vec::new() };
+        let mut left = listing.safetensors.clone();
+        let reason = if left.remove(SINGLE) {
+            checkpoint.add(safetensors::open(&dir.join(SINGLE))?)?;
+            if listing.index {
+                left.insert(INDEX.into());
+            }
+            format!("the weights are in `{SINGLE}`")
+        } else if listing.index {
+            for file in checkpoint.open_indexed()? {
+                left.remove(&file);
+            }
+            format!("not in `{INDEX}`")
+        } else {
+            for name in &listing.safetensors {
+                if !name.starts_with("consolidated") {
+                    checkpoint.add(safetensors::open(&dir.join(name))?)?;
+                    left.remove(name);
+                }
+            }
+            "not in the Hugging Face layout".into()
+        };
+        if checkpoint.files.is_empty() {
+            return Err(Error::NoWeights { dir: dir.into(), found: listing.found() });
+        }
+        left.extend(listing.original);
+        if !left.is_empty() {
+            let names: Vec<_> = left.iter().map(|name| format!("`{name}`")).collect();
+            checkpoint.warnings.push(format!("{}: ignored {}: {reason}", dir.display(), names.join(", ")));
+        }
+        Ok(checkpoint)
+    }
+
+    /// Open what the index names; returns the file names.
+    fn open_indexed(&mut self) -> Result<BTreeSet<String>> {
+        let path = self.dir.join(INDEX);
+        let refuse = |problem: String| Error::File { path: path.clone(), problem };
+        let index = json::read_object(&path)?.ok_or_else(|| refuse("disappeared".into()))?;
+        let Some(Value::Object(weight_map)) = index.get("weight_map") else {
+            return Err(refuse("has no `weight_map` object".into()));
+        };
+        let mut files: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        for (tensor, file) in weight_map {
+            let Value::String(file) = file else {
+                return Err(refuse(format!("places tensor `{tensor}` in {}, expected a file name", json::kind(file))));
+            };
+            // Backslashes and colons lead out of the folder on Windows alone, but a checkpoint must mean the same everywhere.
+            let inside = !file.is_empty()
+                && !file.contains(['\\', ':', '\0'])
+                && Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
+            if !inside {
+                return Err(refuse(format!("places tensor `{tensor}` in `{file}`, which is not a file inside the folder")));
+            }
+            files.entry(file.clone()).or_default().insert(tensor);
+        }
+        if files.is_empty() {
+            return Err(refuse("places no tensor in any file".into()));
+        }
+        for (file, tensors) in &files {
+            let shard_path = self.dir.join(file);
+            let shard = safetensors::open(&shard_path).map_err(|error| match error {
+                Error::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                    refuse(format!("names the file `{file}`, which is missing"))
+                }
+                error => error,
+            })?;
+            let held: BTreeSet<&str> = shard.tensors.iter().map(|(name, ..)| name.as_str()).collect();
+            let at = |tensor: &str, problem: String| Err(Error::Tensor { path: shard_path.clone(), tensor: tensor.into(), problem });
+            if let Some(tensor) = tensors.difference(&held).next() {
+                return at(tensor, format!("is missing, though `{INDEX}` places it here"));
+            }
+            if let Some(tensor) = held.difference(tensors).next() {
+                return at(
+                    tensor,
+                    match weight_map.get(*tensor) {
+                        Some(other) => format!("is here, but `{INDEX}` places it in `{}`", other.as_str().unwrap_or_default()),
+                        None => format!("is here, but `{INDEX}` does not know it"),
+                    },
+                );
+            }
+            self.add(shard)?;
+        }
+        Ok(files.into_keys().collect())
+    }
+
+    fn add(&mut self, shard: Shard) -> Result<()> {
+        let file = self.files.len();
+        for (name, dtype, shape, bytes) in shard.tensors {
+            if let Some(earlier) = self.tensors.get(&name) {
+                let problem = format!("is also in `{}`, and no `{INDEX}` says which to use", self.files[earlier.file].0.display());
+                return Err(Error::Tensor { path: shard.path, tensor: name, problem });
+            }
+            self.tensors.insert(name, TensorInfo { dtype, shape, file, bytes });
+        }
+        self.files.push((shard.path, shard.map));
+        Ok(())
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// In alphabetical order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    pub fn get(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(name)
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The file that holds tensor `name`; without one, the only file, or the folder of several.
+    pub fn path_of(&self, name: &str) -> &Path {
+        match (self.tensors.get(name), self.files.as_slice()) {
+            (Some(info), files) => &files[info.file].0,
+            (None, [(path, _)]) => path,
+            (None, _) => &self.dir,
+        }
+    }
+
+    /// Tensor `name`, which must be `[rows, cols]` in a dtype the kernels read.
+    pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix> {
+        let (info, dtype) = self.expect(name, &[rows, cols])?;
+        Ok(WeightMatrix { map: self.files[info.file].1.clone(), offset: info.bytes.start, dtype, rows, cols })
+    }
+
+    /// Tensor `name`, which must be `[len]`, as a copy widened exactly to f32; and its stored dtype.
+    pub fn vector(&self, name: &str, len: usize) -> Result<(Vec<f32>, Dtype)> {
+        let (info, dtype) = self.expect(name, &[len])?;
+        let bytes = &self.files[info.file].1[info.bytes.clone()];
+        let mut values = vec![0.0; len];
+        Weights::new(bytes, dtype, 1, len).widen_row(0, &mut values);
+        Ok((values, dtype))
+    }
+
+    fn expect(&self, name: &str, shape: &[usize]) -> Result<(&TensorInfo, Dtype)> {
+        let at = |problem: String| Error::Tensor { path: self.path_of(name).into(), tensor: name.into(), problem };
+        let info = self.get(name).ok_or_else(|| at("is missing".into()))?;
+        if info.shape != shape {
+            return Err(at(format!("has the wrong shape: expected {shape:?}, found {:?}", info.shape)));
+        }
+        let dtype = info.float().ok_or_else(|| at(format!("has dtype {:?}; expected F32, F16 or BF16", info.dtype)))?;
+        Ok((info, dtype))
+    }
+}
+
+impl TensorInfo {
+    /// The dtype, if the kernels read it.
+    pub fn float(&self) -> Option<Dtype> {
+        match self.dtype {
+            StoredDtype::F32 => Some(Dtype::F32),
+            StoredDtype::F16 => Some(Dtype::F16),
+            StoredDtype::BF16 => Some(Dtype::BF16),
+            _ => None,
+        }
+    }
+}
+
+/// A weight matrix where it lies in its file, `[out, in]`. A clone shares the map.
+#[derive(Clone)]
+pub struct WeightMatrix {
+    map: Arc<Mmap>,
+    offset: usize,
+    dtype: Dtype,
+    rows: usize,
+    cols: usize,
+}
+
+impl WeightMatrix {
+    pub fn view(&self) -> Weights<'_> {
+        Weights::new(&self.map[self.offset..self.offset + self.len()], self.dtype, self.rows, self.cols)
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Bytes in the file. Does not overflow: the header was checked against the file's length.
+    fn len(&self) -> usize {
+        self.rows * self.cols * self.dtype.size()
+    }
+}
+
+impl std::fmt::Debug for WeightMatrix {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "WeightMatrix({} [{}, {}])", self.dtype.name(), self.rows, self.cols)
+    }
+}
+
+/// What a model folder holds, as far as weights go.
+struct Listing {
+    safetensors: BTreeSet<String>,
+    index: bool,
+    /// `original/`, when it holds weights: Meta's own files beside the converted ones.
+    original: Option<String>,
+    /// Weights in formats that are not read.
+    other: BTreeSet<String>,
+}
+
+impl Listing {
+    fn of(dir: &Path) -> Result<Listing> {
+        let mut listing = Listing { safetensors: BTreeSet::new(), index: false, original: None, other: BTreeSet::new() };
+        for name in names_in(dir)? {
+            let holds_weights = |folder: &Path| {
+                names_in(folder).is_ok_and(|names| names.iter().any(|name| foreign(name) || name.ends_with(".safetensors")))
+            };
+            if name == "original" && holds_weights(&dir.join(&name)) {
+                listing.original = Some("original/".into());
+            } else if name == INDEX {
+                listing.index = true;
+            } else if name.ends_with(".safetensors") && !dir.join(&name).is_dir() {
+                listing.safetensors.insert(name);
+            } else if foreign(&name) {
+                listing.other.insert(name);
+            }
+        }
+        Ok(listing)
+    }
+
+    fn found(&self) -> Vec<String> {
+        self.safetensors.iter().chain(&self.other).chain(&self.original).cloned().collect()
+    }
+}
+
+fn foreign(name: &str) -> bool {
+    [".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz"].iter().any(|ending| name.ends_with(ending))
+        && name != "training_args.bin"
+}
+
+/// Names in a folder, in alphabetical order; hidden ones (macOS leaves `._model.safetensors` behind) left out.
+fn names_in(dir: &Path) -> Result<BTreeSet<String>> {
+    let read = |source| Error::Read { path: dir.into(), source };
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(dir).map_err(read)? {
+        // A name that is not Unicode cannot be one that is looked for.
+        if let Ok(name) = entry.map_err(read)?.file_name().into_string()
+            && !name.starts_with('.')
+        {
+            names.insert(name);
+        }
+    }
+    Ok(names)
+}

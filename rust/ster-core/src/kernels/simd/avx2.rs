@@ -1,0 +1,89 @@
+//! AVX2 with FMA and F16C: lanes 0 to 7 in one register, 8 to 15 in another.
+
+use std::arch::x86_64::*;
+
+use super::Lanes;
+
+#[derive(Clone, Copy)]
+pub(crate) struct V(__m256, __m256);
+
+// SAFETY of every block below: the trait asks its callers for the instruction set and for valid pointers.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Lanes for V {
+    // 12 registers of sums, 2 for a row of W, 2 for a row of x: all 16.
+    const TILE: (usize, usize) = (2, 3);
+    const MIX: (usize, usize) = (3, 2);
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        unsafe { V(_mm256_setzero_ps(), _mm256_setzero_ps()) }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        unsafe { V(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { V(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f32(from: *const u8) -> Self {
+        unsafe { Self::load(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u8) -> Self {
+        #[inline(always)]
+        unsafe fn eight(from: *const u8) -> __m256 {
+            unsafe {
+                let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+            }
+        }
+        unsafe { V(eight(from), eight(from.add(16))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u8) -> Self {
+        unsafe { V(_mm256_cvtph_ps(_mm_loadu_si128(from.cast())), _mm256_cvtph_ps(_mm_loadu_si128(from.add(16).cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe {
+            _mm256_storeu_ps(to, self.0);
+            _mm256_storeu_ps(to.add(8), self.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, by: Self, to: Self) -> Self {
+        unsafe { V(_mm256_fmadd_ps(self.0, by.0, to.0), _mm256_fmadd_ps(self.1, by.1, to.1)) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        unsafe { V(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
+    }
+    #[inline(always)]
+    unsafe fn reduce4([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        /// Lane 0 of each half: the sum of `a` and of `b`.
+        #[inline(always)]
+        unsafe fn two(a: V, b: V) -> __m256 {
+            unsafe {
+                let (a, b) = (_mm256_add_ps(a.0, a.1), _mm256_add_ps(b.0, b.1));
+                let by4 = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+                let by2 = _mm256_add_ps(by4, _mm256_permute_ps::<0x4E>(by4));
+                _mm256_add_ps(by2, _mm256_permute_ps::<0xB1>(by2))
+            }
+        }
+        unsafe {
+            let (ab, cd) = (two(a, b), two(c, d));
+            [
+                _mm256_cvtss_f32(ab),
+                _mm_cvtss_f32(_mm256_extractf128_ps::<1>(ab)),
+                _mm256_cvtss_f32(cd),
+                _mm_cvtss_f32(_mm256_extractf128_ps::<1>(cd)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(at: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+}

@@ -1,0 +1,159 @@
+//! The forward pass over a ragged batch.
+//!
+//! Reference: `LlamaForCausalLM` of transformers, in f32. Deviations: no padding exists (rows of all sequences are packed, attention runs
+//! per sequence over its own keys); the pass stops at the deepest layer anyone needs; the last block a sequence needs computes queries,
+//! output projection and MLP for the rows that are kept alone; sums follow the order fixed in [`crate::kernels`], so that none of this
+//! shows in a single bit.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::cache::{KvCache, Layout};
+use super::config::LlamaConfig;
+use super::pass::{Pass, Workspace};
+use super::rope::RopeScaling;
+use super::weights::LlamaWeights;
+use crate::batch::{LogitRows, Output, Sequence};
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, Result};
+use crate::kernels::Isa;
+use crate::pool::{DefaultFloats, Interrupt, Pool};
+
+/// A Llama checkpoint ready to run: weights where they lie in the file, and the threads that multiply them.
+pub struct SteeringLlama {
+    pub(super) config: LlamaConfig,
+    pub(super) weights: LlamaWeights,
+    pub(super) isa: Isa,
+    threads: usize,
+    id: u64,
+    warnings: Vec<String>,
+    /// One pass at a time; what it needs again next time.
+    engine_room: Mutex<EngineRoom>,
+}
+
+struct EngineRoom {
+    pool: Pool,
+    /// Threads do not survive a fork of the process: the child starts its own.
+    process: u32,
+    workspace: Workspace,
+}
+
+impl SteeringLlama {
+    /// Open a model directory. Every tensor is checked against the config; no weight matrix is read.
+    ///
+    /// `threads`: all that the machine offers when `None`. The instruction set is the best there is, or what `STER_KERNELS` names.
+    pub fn load(dir: &Path, threads: Option<usize>) -> Result<Self> {
+        Self::load_with(dir, threads, Isa::choose()?)
+    }
+
+    pub fn load_with(dir: &Path, threads: Option<usize>, isa: Isa) -> Result<Self> {
+        let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(1024)));
+        if !(1..=1024).contains(&threads) {
+            return Err(Error::Threads { found: threads });
+        }
+        let config = LlamaConfig::load(dir)?;
+        let checkpoint = Checkpoint::open(dir)?;
+        let weights = LlamaWeights::load(&checkpoint, &config)?;
+        let warnings = weights.warnings.clone();
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let engine_room = Mutex::new(EngineRoom { pool: Pool::new(threads), process: std::process::id(), workspace: Workspace::default() });
+        Ok(SteeringLlama { config, weights, isa, threads, id, warnings, engine_room })
+    }
+
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
+    pub fn weights(&self) -> &LlamaWeights {
+        &self.weights
+    }
+
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// What loading noticed and went on from.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    pub fn cache(&self) -> KvCache {
+        KvCache::new(Layout::new(&self.config), self.id)
+    }
+
+    /// A sequence must be shorter than this. Linear and dynamic scaling stretch `max_position_embeddings`; the configs of the other kinds
+    /// already state the stretched length.
+    pub fn context_length(&self) -> usize {
+        let stretch = match self.config.rope.scaling {
+            RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => factor.max(1.0),
+            _ => 1.0,
+        };
+        (self.config.context as f64 * stretch) as usize
+    }
+
+    /// One pass over all sequences. `interrupt` is asked every few hundredths of a second, by the calling thread.
+    ///
+    /// Everything that can be refused is refused before anything runs. Caches are extended on success and left as they were on failure.
+    pub fn forward(&self, sequences: &mut [Sequence<'_>], interrupt: Interrupt<'_>) -> Result<Vec<Output>> {
+        let depths = sequences.iter().enumerate().map(|(n, s)| self.check(n, s)).collect::<Result<Vec<_>>>()?;
+
+        let mut room = self.engine_room.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let room = &mut *room;
+        if room.process != std::process::id() {
+            // The handles belong to the parent; joining them here would wait for ever.
+            std::mem::forget(std::mem::replace(&mut room.pool, Pool::new(self.threads)));
+            room.process = std::process::id();
+        }
+        let _floats = DefaultFloats::set();
+
+        let result = Pass::new(self, sequences, &depths, &mut room.pool, &mut room.workspace, interrupt).run();
+        for (sequence, depth) in sequences.iter_mut().zip(depths) {
+            let more = sequence.tokens.len();
+            if let Some(cache) = &mut sequence.cache {
+                if result.is_ok() { cache.commit(more, depth) } else { cache.roll_back() }
+            }
+        }
+        result
+    }
+
+    /// Refuse what cannot run; otherwise how many blocks this sequence needs.
+    fn check(&self, index: usize, sequence: &Sequence<'_>) -> Result<usize> {
+        let config = &self.config;
+        let tokens = sequence.tokens;
+        let past = sequence.cache.as_ref().map_or(0, |cache| cache.len());
+        if tokens.is_empty() {
+            return Err(Error::NoTokens { sequence: index });
+        }
+        if past + tokens.len() >= self.context_length() {
+            return Err(Error::Context { tokens: past + tokens.len(), limit: self.context_length(), sequence: index });
+        }
+        if let Some(position) = tokens.iter().position(|&id| id as usize >= config.vocab) {
+            return Err(Error::TokenId { id: tokens[position], position: past + position, sequence: index, vocab: config.vocab });
+        }
+        let layers = &sequence.capture.layers;
+        if let Some(&layer) = layers.iter().find(|&&layer| layer >= config.layers) {
+            return Err(Error::Layer { layer, layers: config.layers });
+        }
+        if !layers.is_sorted_by(|a, b| a < b) {
+            return Err(Error::LayerOrder { layers: layers.clone() });
+        }
+        for edit in &sequence.steering.edits {
+            edit.check(config.layers, config.hidden, self.context_length())?;
+        }
+        let depth = match (sequence.logits, layers.last(), &sequence.cache) {
+            (LogitRows::None, Some(layer), _) => layer + 1,
+            (LogitRows::None, None, None) => 0,
+            _ => config.layers,
+        };
+        if let Some(cache) = &sequence.cache {
+            cache.check(self.id, depth)?;
+        }
+        Ok(depth)
+    }
+}

@@ -1,0 +1,671 @@
+//! One pass, block by block. `block` is the model; the rest finds rows and hands them to threads.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use super::cache::Layout;
+use super::forward::SteeringLlama;
+use super::weights::{BlockWeights, Linear};
+use crate::batch::{Output, Sequence};
+use crate::capture::{CaptureRows, Tap};
+use crate::error::{Error, Result};
+use crate::kernels::attention::{self, BLOCK};
+use crate::kernels::linear::{COLUMN_GRAIN, Then, linear};
+use crate::kernels::{activation, norm, rotary, steer};
+use crate::pool::{Interrupt, Pool};
+use crate::tensor::{Panel, Shared};
+
+/// Buffers that the next pass uses again: fresh ones would cost a page fault every 4 KiB.
+#[derive(Default)]
+pub(super) struct Workspace {
+    x: Vec<f32>,
+    kept: Vec<f32>,
+    normed: Vec<f32>,
+    normed_kept: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    mixed: Vec<f32>,
+    mlp: Vec<f32>,
+}
+
+thread_local! {
+    /// Scores, gathered queries and half-finished MLP columns of one grain.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// One sequence as the pass sees it.
+struct Run<'a> {
+    tokens: &'a [u32],
+    /// Positions already in the cache.
+    past: usize,
+    /// Blocks this sequence needs.
+    depth: usize,
+    /// Rows that must leave its last block, counted from the end.
+    kept: usize,
+    sequence: &'a Sequence<'a>,
+    blocks: Vec<*mut f32>,
+    /// Numbers between two layers of a block; 0 when keys and values are dropped layer by layer.
+    layer_stride: usize,
+    /// Which row of the rotary table each token uses.
+    angles: Vec<usize>,
+}
+
+/// The rows of one sequence among the packed rows: its tokens `first..`, at packed rows `start..start + rows`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Member {
+    run: usize,
+    first: usize,
+    start: usize,
+    rows: usize,
+}
+
+/// Cosines and sines `[rows, head_dim / 2]`.
+struct Rotary {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+pub(super) struct Pass<'a> {
+    model: &'a SteeringLlama,
+    pool: &'a mut Pool,
+    work: &'a mut Workspace,
+    interrupt: Interrupt<'a>,
+    asked: Instant,
+    layout: Layout,
+    runs: Vec<Run<'a>>,
+    rotary: Rotary,
+    outputs: Vec<Output>,
+    /// Keys and values of sequences without a cache, for the current layer.
+    _passing: Vec<f32>,
+}
+
+/// Pointers that threads may share: each grain writes rows of its own.
+#[derive(Clone, Copy)]
+struct Blocks<'a>(&'a [Run<'a>]);
+// SAFETY: `store_keys` writes each position once, in one grain; `attend` only reads, in a later region.
+unsafe impl Sync for Blocks<'_> {}
+// SAFETY: as above.
+unsafe impl Send for Blocks<'_> {}
+
+impl<'a> Pass<'a> {
+    pub fn new(
+        model: &'a SteeringLlama,
+        sequences: &'a mut [Sequence<'_>],
+        depths: &[usize],
+        pool: &'a mut Pool,
+        work: &'a mut Workspace,
+        interrupt: Interrupt<'a>,
+    ) -> Self {
+        let layout = Layout::new(&model.config);
+        let layer = layout.layer();
+        // First the writers of caches, then everything else is read-only.
+        let mut blocks: Vec<Vec<*mut f32>> = sequences
+            .iter_mut()
+            .map(|s| {
+                let more = s.tokens.len();
+                s.cache.as_mut().map_or_else(Vec::new, |cache| cache.grow(more))
+            })
+            .collect();
+        let sequences: &'a [Sequence<'a>] = shorten(sequences);
+        let without: usize = sequences.iter().filter(|s| s.cache.is_none()).map(|s| s.tokens.len().div_ceil(BLOCK)).sum();
+        let mut passing = vec![0.0f32; without * layer];
+        let mut free = passing.as_mut_ptr();
+        let mut angles = Angles::default();
+        let mut outputs = Vec::new();
+        let mut runs = Vec::new();
+        for ((s, &depth), blocks) in sequences.iter().zip(depths).zip(&mut blocks) {
+            let past = s.cache.as_ref().map_or(0, |cache| cache.len());
+            let count = s.tokens.len();
+            if s.cache.is_none() {
+                for _ in 0..count.div_ceil(BLOCK) {
+                    blocks.push(free);
+                    free = free.wrapping_add(layer);
+                }
+            }
+            let captured = s.capture.count(count);
+            let at_last_block = if s.capture.layers.last() == Some(&(depth.wrapping_sub(1))) { captured } else { 0 };
+            outputs.push(Output {
+                residual: vec![0.0; s.capture.layers.len() * captured * model.config.hidden],
+                residual_shape: [s.capture.layers.len(), captured, model.config.hidden],
+                logits: Vec::new(),
+                logits_shape: [s.logits.count(count), model.config.vocab],
+                steered: s
+                    .steering
+                    .edits
+                    .iter()
+                    .map(|edit| (past..past + count).filter(|&position| edit.vector_at(position).is_some()).collect())
+                    .collect(),
+            });
+            runs.push(Run {
+                tokens: s.tokens,
+                past,
+                depth,
+                kept: at_last_block.max(s.logits.count(count)),
+                sequence: s,
+                blocks: std::mem::take(blocks),
+                layer_stride: if s.cache.is_some() { layer } else { 0 },
+                angles: angles.rows(model, past, count),
+            });
+        }
+        let rotary = angles.table(model);
+        Pass { model, pool, work, interrupt, asked: Instant::now(), layout, runs, rotary, outputs, _passing: passing }
+    }
+
+    pub fn run(mut self) -> Result<Vec<Output>> {
+        let deepest = self.runs.iter().map(|run| run.depth).max().unwrap_or(0);
+        let mut rows = self.members(|run| (run.depth > 0).then_some(run.tokens.len()));
+        self.embed(&rows);
+        for index in 0..deepest {
+            self.poll()?;
+            rows = self.block(index, &rows)?;
+        }
+        self.logits(&rows)?;
+        Ok(self.outputs)
+    }
+
+    /// `x` = the embedding of every token, widened exactly.
+    fn embed(&mut self, rows: &[Member]) {
+        let hidden = self.model.config.hidden;
+        let table = self.model.weights.embed.view();
+        self.work.x.resize(count(rows) * hidden, 0.0);
+        for member in rows {
+            for (n, &id) in self.runs[member.run].tokens.iter().enumerate() {
+                let at = (member.start + n) * hidden;
+                table.widen_row(id as usize, &mut self.work.x[at..at + hidden]);
+            }
+        }
+    }
+
+    /// One decoder block: `x += attention(norm(x))`, then `x += mlp(norm(x))`, with `x` `[rows, hidden]`.
+    ///
+    /// Taps, in this order: `PreSteer`, the block's own output; the steering plan's addition; `PostSteer`. Gives the rows that go on.
+    fn block(&mut self, index: usize, rows: &[Member]) -> Result<Vec<Member>> {
+        let model = self.model;
+        let w = &model.weights.blocks[index];
+        // A sequence that ends here keeps only the rows somebody asked for; its keys and values are still computed for all.
+        let kept = self.members(|run| match run.depth {
+            depth if depth <= index => None,
+            depth if depth == index + 1 => Some(run.kept),
+            _ => Some(run.tokens.len()),
+        });
+
+        self.attention(index, w, rows, &kept)?;
+        self.mlp(w, count(&kept))?;
+        self.check_finite(index, &kept)?;
+        self.capture(Tap::PreSteer, index, &kept);
+        if self.steer(index, &kept) {
+            self.check_finite(index, &kept)?;
+        }
+        self.capture(Tap::PostSteer, index, &kept);
+
+        let next = self.members(|run| match run.depth {
+            depth if depth > index + 1 => Some(run.tokens.len()),
+            // Rows that the head will read travel on to the end.
+            depth if depth == model.config.layers && index + 1 == depth => Some(run.kept),
+            _ => None,
+        });
+        if next != kept {
+            let mut x = std::mem::take(&mut self.work.kept);
+            gather(&self.work.x, &kept, &mut x, &next, model.config.hidden);
+            self.work.kept = std::mem::replace(&mut self.work.x, x);
+        }
+        Ok(next)
+    }
+
+    /// `x[kept] += o(attention(q, k, v))`, with `q, k, v` of `norm(x)`. Leaves only the kept rows in `x`.
+    fn attention(&mut self, index: usize, w: &BlockWeights, rows: &[Member], kept: &[Member]) -> Result<()> {
+        let config = &self.model.config;
+        let (hidden, all, some) = (config.hidden, count(rows), count(kept));
+        let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let mut work = std::mem::take(self.work);
+        work.normed.resize(all * hidden, 0.0);
+        self.norm(&mut work.normed, &work.x, &w.attn_norm)?;
+        let partly = rows != kept;
+        if partly {
+            gather(&work.normed, rows, &mut work.normed_kept, kept, hidden);
+            gather(&work.x, rows, &mut work.kept, kept, hidden);
+            std::mem::swap(&mut work.x, &mut work.kept);
+        }
+        work.q.resize(some * q_width, 0.0);
+        work.k.resize(all * kv_width, 0.0);
+        work.v.resize(all * kv_width, 0.0);
+        self.project(&mut [
+            Projection::new(if partly { &work.normed_kept } else { &work.normed }, &w.q, &mut work.q, Then::Store),
+            Projection::new(&work.normed, &w.k, &mut work.k, Then::Store),
+            Projection::new(&work.normed, &w.v, &mut work.v, Then::Store),
+        ])?;
+        self.store_keys(index, rows, &work.k, &work.v)?;
+        work.mixed.resize(some * q_width, 0.0);
+        self.attend(index, kept, &work.q, &mut work.mixed)?;
+        self.project(&mut [Projection::new(&work.mixed, &w.o, &mut work.x, Then::Add)])?;
+        *self.work = work;
+        Ok(())
+    }
+
+    /// `x += down(activation(gate(norm(x))) * up(norm(x)))`
+    fn mlp(&mut self, w: &BlockWeights, rows: usize) -> Result<()> {
+        let config = &self.model.config;
+        let mut work = std::mem::take(self.work);
+        work.normed.resize(rows * config.hidden, 0.0);
+        self.norm(&mut work.normed, &work.x, &w.mlp_norm)?;
+        work.mlp.resize(rows * config.mlp, 0.0);
+        self.gate_up(w, rows, &work.normed, &mut work.mlp)?;
+        self.project(&mut [Projection::new(&work.mlp, &w.down, &mut work.x, Then::Add)])?;
+        *self.work = work;
+        Ok(())
+    }
+
+    fn norm(&mut self, out: &mut [f32], x: &[f32], gain: &[f32]) -> Result<()> {
+        let (isa, eps, hidden) = (self.model.isa, self.model.config.norm_eps, gain.len());
+        let rows = x.len() / hidden;
+        let out = Shared::new(out, rows, hidden);
+        self.over_rows(rows, &|range| {
+            // SAFETY: ranges are disjoint.
+            let mut panel = unsafe { out.panel(range.clone(), 0..hidden) };
+            for (n, row) in range.enumerate() {
+                norm::rms_norm(isa, panel.row(n), &x[row * hidden..(row + 1) * hidden], gain, eps);
+            }
+        })
+    }
+
+    /// Several products in one region, so that threads meet once.
+    fn project(&mut self, projections: &mut [Projection<'_>]) -> Result<()> {
+        let isa = self.model.isa;
+        let threads = self.pool.threads();
+        let columns: usize = projections.iter().map(|p| p.linear.weight.rows()).sum();
+        let mut grains = Vec::new();
+        for (n, p) in projections.iter().enumerate() {
+            let (rows, width) = (p.rows(), p.linear.weight.rows());
+            let share = (threads * GRAINS_A_THREAD * width).div_ceil(columns);
+            for cell in grid(rows, p.linear.weight.cols(), width, share) {
+                grains.push((n, cell));
+            }
+        }
+        let shared: Vec<_> = projections
+            .iter_mut()
+            .map(|p| {
+                let rows = p.rows();
+                (p.x, p.linear, Shared::new(p.out, rows, p.linear.weight.rows()), p.then)
+            })
+            .collect();
+        self.region(grains.len(), &|grain| {
+            let (n, (rows, columns)) = grains[grain].clone();
+            let (x, linear_, out, then) = &shared[n];
+            let k = linear_.weight.cols();
+            let x = &x[rows.start * k..rows.end * k];
+            // SAFETY: the cells of a grid are disjoint.
+            let panel = unsafe { out.panel(rows, columns) };
+            linear(isa, x, linear_.weight.view(), linear_.bias.as_deref(), panel, *then);
+        })
+    }
+
+    /// `out = activation(gate(x)) * up(x)`, a few columns at a time so that both halves meet in the cache.
+    fn gate_up(&mut self, w: &BlockWeights, rows: usize, x: &[f32], out: &mut [f32]) -> Result<()> {
+        const COLUMNS: usize = 4 * COLUMN_GRAIN;
+        let (isa, act) = (self.model.isa, self.model.config.activation);
+        let (k, mlp) = (w.gate.weight.cols(), w.gate.weight.rows());
+        let cells = grid(rows, k, mlp, self.pool.threads() * GRAINS_A_THREAD);
+        let out = Shared::new(out, rows, mlp);
+        self.region(cells.len(), &|grain| {
+            let (rows, columns) = cells[grain].clone();
+            let x = &x[rows.start * k..rows.end * k];
+            SCRATCH.with_borrow_mut(|scratch| {
+                for start in columns.clone().step_by(COLUMNS) {
+                    let part = start..(start + COLUMNS).min(columns.end);
+                    let width = part.len();
+                    scratch.resize(rows.len() * width, 0.0);
+                    let bias = w.up.bias.as_ref().map(|bias| &bias[part.clone()]);
+                    linear(isa, x, w.up.weight.view().slice(part.clone()), bias, Panel::whole(scratch, rows.len(), width), Then::Store);
+                    // SAFETY: the cells of a grid are disjoint, and each panel is gone before the next is taken.
+                    let panel = unsafe { out.panel(rows.clone(), part.clone()) };
+                    linear(isa, x, w.gate.weight.view(), w.gate.bias.as_deref(), panel, Then::Store);
+                    // SAFETY: as above.
+                    let mut panel = unsafe { out.panel(rows.clone(), part) };
+                    for (n, up) in scratch.chunks_exact(width).enumerate() {
+                        activation::gate(isa, panel.row(n), up, act);
+                    }
+                }
+            });
+        })
+    }
+
+    /// Turn the keys to their positions and put them, with the values, where attention reads them.
+    fn store_keys(&mut self, index: usize, rows: &[Member], k: &[f32], v: &[f32]) -> Result<()> {
+        let (layout, config) = (self.layout, &self.model.config);
+        let (dim, half) = (config.head_dim, config.head_dim / 2);
+        let kv_width = config.kv_heads * dim;
+        let owners: Vec<(usize, usize)> = rows.iter().flat_map(|member| (0..member.rows).map(|n| (member.run, member.first + n))).collect();
+        let runs = std::mem::take(&mut self.runs);
+        let rotary = std::mem::replace(&mut self.rotary, Rotary { cos: Vec::new(), sin: Vec::new() });
+        let lent = Blocks(&runs);
+        let result = self.over_rows(owners.len(), &|range| {
+            let lent = &lent;
+            for row in range {
+                let (run, token) = owners[row];
+                let run = &lent.0[run];
+                let position = run.past + token;
+                let angle = run.angles[token] * half;
+                let (cos, sin) = (&rotary.cos[angle..angle + half], &rotary.sin[angle..angle + half]);
+                let block = run.blocks[position / BLOCK];
+                for head in 0..config.kv_heads {
+                    let from = row * kv_width + head * dim;
+                    let key = index * run.layer_stride + layout.head(head) + position % BLOCK * layout.width;
+                    let value = key + BLOCK * layout.width;
+                    // SAFETY: `Layout` leaves `width` >= head_dim numbers here; this grain alone writes this position; nobody reads now.
+                    let (key, value) = unsafe {
+                        (std::slice::from_raw_parts_mut(block.add(key), dim), std::slice::from_raw_parts_mut(block.add(value), dim))
+                    };
+                    rotary::rotate(key, &k[from..from + dim], cos, sin);
+                    value.copy_from_slice(&v[from..from + dim]);
+                }
+            }
+        });
+        self.runs = runs;
+        self.rotary = rotary;
+        result
+    }
+
+    /// `mixed` `[kept, heads * head_dim]`: each query over the keys of its sequence up to its own position.
+    fn attend(&mut self, index: usize, kept: &[Member], q: &[f32], mixed: &mut [f32]) -> Result<()> {
+        /// Numbers of scores in a grain: they stay in the second-level cache.
+        const SCORES: usize = 48 * 1024;
+        let (isa, layout, config) = (self.model.isa, self.layout, &self.model.config);
+        let (dim, half, group) = (config.head_dim, config.head_dim / 2, config.heads / config.kv_heads);
+        let q_width = config.heads * dim;
+        let scale = (1.0 / (dim as f64).sqrt()) as f32;
+        let runs = std::mem::take(&mut self.runs);
+        let rotary = std::mem::replace(&mut self.rotary, Rotary { cos: Vec::new(), sin: Vec::new() });
+        let mut grains = Vec::new();
+        for member in kept.iter().filter(|member| member.rows > 0) {
+            let longest = runs[member.run].past + member.first + member.rows;
+            let tile = (SCORES / (longest * group)).clamp(1, 32);
+            for head in 0..config.kv_heads {
+                for start in (0..member.rows).step_by(tile) {
+                    grains.push((member, head, start..(start + tile).min(member.rows)));
+                }
+            }
+        }
+        let out = Shared::new(mixed, count(kept), q_width);
+        let lent = Blocks(&runs);
+        let result = self.region(grains.len(), &|grain| {
+            let lent = &lent;
+            let (member, head, tokens) = grains[grain].clone();
+            let run = &lent.0[member.run];
+            let rows = attention::Rows { count: tokens.len() * group, group, first: run.past + member.first + tokens.start + 1 };
+            let longest = run.past + member.first + tokens.end;
+            let blocks: Vec<*const f32> = run.blocks[..longest.div_ceil(BLOCK)].iter().map(|&block| block.cast_const()).collect();
+            let head_place = attention::Head { blocks: &blocks, offset: index * run.layer_stride + layout.head(head), width: layout.width };
+            SCRATCH.with_borrow_mut(|scratch| {
+                let size = rows.count * layout.width;
+                scratch.clear();
+                scratch.resize(2 * size + rows.count * longest, 0.0);
+                let (queries, rest) = scratch.split_at_mut(size);
+                let (result, scores) = rest.split_at_mut(size);
+                let source = |row: usize| {
+                    let token = tokens.start + row / group;
+                    (token, (head * group + row % group) * dim)
+                };
+                for (row, query) in queries.chunks_exact_mut(layout.width).enumerate() {
+                    let (token, column) = source(row);
+                    let from = (member.start + token) * q_width + column;
+                    let angle = run.angles[member.first + token] * half;
+                    rotary::rotate(query, &q[from..from + dim], &rotary.cos[angle..angle + half], &rotary.sin[angle..angle + half]);
+                }
+                attention::attend(isa, queries, rows, head_place, scale, scores, result);
+                for (row, result) in result.chunks_exact(layout.width).enumerate() {
+                    let (token, column) = source(row);
+                    let at = member.start + token;
+                    // SAFETY: no other grain has this head at this token.
+                    let mut panel = unsafe { out.panel(at..at + 1, column..column + dim) };
+                    panel.row(0).copy_from_slice(&result[..dim]);
+                }
+            });
+        });
+        self.runs = runs;
+        self.rotary = rotary;
+        result
+    }
+
+    /// Add what the plans say after block `index`; whether they said anything.
+    fn steer(&mut self, index: usize, rows: &[Member]) -> bool {
+        let (isa, hidden) = (self.model.isa, self.model.config.hidden);
+        let mut touched = false;
+        for member in rows {
+            let run = &self.runs[member.run];
+            let edits: Vec<_> = run.sequence.steering.edits.iter().filter(|edit| edit.layer == index && edit.scale != 0.0).collect();
+            if edits.is_empty() {
+                continue;
+            }
+            for n in 0..member.rows {
+                let position = run.past + member.first + n;
+                let row = &mut self.work.x[(member.start + n) * hidden..][..hidden];
+                // Of the row before any vector of this layer, so that the order of vectors does not change their sizes.
+                let mut length = None;
+                for edit in &edits {
+                    let Some(vector) = edit.vector_at(position) else { continue };
+                    let scale = if edit.norm_match {
+                        let length = *length.get_or_insert_with(|| steer::norm(row));
+                        (f64::from(edit.scale) * length / steer::norm(vector)) as f32
+                    } else {
+                        edit.scale
+                    };
+                    steer::add_scaled(isa, row, vector, scale);
+                    touched = true;
+                }
+            }
+        }
+        touched
+    }
+
+    fn capture(&mut self, tap: Tap, index: usize, rows: &[Member]) {
+        let hidden = self.model.config.hidden;
+        for member in rows {
+            let plan = &self.runs[member.run].sequence.capture;
+            let Ok(slot) = plan.layers.binary_search(&index) else { continue };
+            if plan.tap != tap {
+                continue;
+            }
+            let kept = match plan.rows {
+                CaptureRows::Last => 1,
+                CaptureRows::All => member.rows,
+            };
+            let output = &mut self.outputs[member.run];
+            let to = slot * output.residual_shape[1] * hidden;
+            let from = (member.start + member.rows - kept) * hidden;
+            output.residual[to..to + kept * hidden].copy_from_slice(&self.work.x[from..from + kept * hidden]);
+        }
+    }
+
+    fn check_finite(&self, layer: usize, rows: &[Member]) -> Result<()> {
+        match self.first_bad(&self.work.x, self.model.config.hidden, rows) {
+            None => Ok(()),
+            Some((sequence, position, id)) => Err(Error::NonFinite { what: "activation", layer, position, id, sequence }),
+        }
+    }
+
+    /// Sequence, position and token of the first row of `values` `[rows, width]` that is not finite.
+    fn first_bad(&self, values: &[f32], width: usize, rows: &[Member]) -> Option<(usize, usize, u32)> {
+        rows.iter().find_map(|member| {
+            let n = (0..member.rows).find(|n| !steer::all_finite(&values[(member.start + n) * width..][..width]))?;
+            let run = &self.runs[member.run];
+            Some((member.run, run.past + member.first + n, run.tokens[member.first + n]))
+        })
+    }
+
+    /// Final norm and head for the rows whose logits were asked for.
+    fn logits(&mut self, rows: &[Member]) -> Result<()> {
+        let model = self.model;
+        let wanted = self.members(|run| match run.sequence.logits.count(run.tokens.len()) {
+            0 => None,
+            count => Some(count),
+        });
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mut work = std::mem::take(self.work);
+        gather(&work.x, rows, &mut work.kept, &wanted, model.config.hidden);
+        work.normed.resize(work.kept.len(), 0.0);
+        self.norm(&mut work.normed, &work.kept, &model.weights.norm)?;
+        let vocab = model.config.vocab;
+        let mut logits = vec![0.0; count(&wanted) * vocab];
+        let head = Linear { weight: model.weights.head.clone(), bias: None };
+        self.project(&mut [Projection::new(&work.normed, &head, &mut logits, Then::Store)])?;
+        *self.work = work;
+        if let Some((sequence, position, id)) = self.first_bad(&logits, vocab, &wanted) {
+            return Err(Error::NonFiniteLogits { position, id, sequence });
+        }
+        if let [member] = wanted[..] {
+            self.outputs[member.run].logits = logits;
+        } else {
+            for member in &wanted {
+                self.outputs[member.run].logits = logits[member.start * vocab..(member.start + member.rows) * vocab].to_vec();
+            }
+        }
+        Ok(())
+    }
+
+    /// The last `rows(run)` tokens of each sequence that has any, packed in order.
+    fn members(&self, rows: impl Fn(&Run<'_>) -> Option<usize>) -> Vec<Member> {
+        let mut start = 0;
+        self.runs
+            .iter()
+            .enumerate()
+            .filter_map(|(index, run)| {
+                let rows = rows(run)?;
+                let member = Member { run: index, first: run.tokens.len() - rows, start, rows };
+                start += rows;
+                Some(member)
+            })
+            .collect()
+    }
+
+    fn region(&mut self, grains: usize, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        if self.pool.run(grains, self.interrupt, work) { Ok(()) } else { Err(Error::Interrupted) }
+    }
+
+    /// Rows in disjoint ranges; a few rows are not worth waking anyone for.
+    fn over_rows(&mut self, rows: usize, work: &(dyn Fn(Range<usize>) + Sync)) -> Result<()> {
+        const FEW: usize = 16;
+        let grain = rows.div_ceil(self.pool.threads() * 4).max(FEW);
+        self.region(rows.div_ceil(grain), &|n| work(n * grain..((n + 1) * grain).min(rows)))
+    }
+
+    /// Short regions never ask; so once a block, now and then.
+    fn poll(&mut self) -> Result<()> {
+        if self.asked.elapsed() > Duration::from_millis(20) {
+            self.asked = Instant::now();
+            if (self.interrupt)() {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One product of a region: `out` `[rows, out]` from `x` `[rows, in]`.
+struct Projection<'a> {
+    x: &'a [f32],
+    linear: &'a Linear,
+    out: &'a mut [f32],
+    then: Then,
+}
+
+impl<'a> Projection<'a> {
+    fn new(x: &'a [f32], linear: &'a Linear, out: &'a mut [f32], then: Then) -> Self {
+        Projection { x, linear, out, then }
+    }
+
+    fn rows(&self) -> usize {
+        self.x.len() / self.linear.weight.cols()
+    }
+}
+
+/// Work for each thread in about this many pieces: enough to even out a thread that the system interrupts.
+const GRAINS_A_THREAD: usize = 6;
+
+/// Cut `[rows, columns]` into about `wanted` cells. Rows first, in blocks whose inputs fit the second-level cache: then the weights
+/// stream past once a block, and the inputs are read once.
+fn grid(rows: usize, k: usize, columns: usize, wanted: usize) -> Vec<(Range<usize>, Range<usize>)> {
+    if rows == 0 {
+        return Vec::new();
+    }
+    let fits = (384 * 1024 / (4 * k.max(1))).max(8);
+    let row_cells = rows.div_ceil(fits);
+    let row_step = rows.div_ceil(row_cells).next_multiple_of(4);
+    let column_cells = wanted.div_ceil(row_cells).max(1);
+    let column_step = columns.div_ceil(column_cells).next_multiple_of(COLUMN_GRAIN);
+    (0..rows)
+        .step_by(row_step)
+        .flat_map(|row| {
+            (0..columns)
+                .step_by(column_step)
+                .map(move |column| (row..(row + row_step).min(rows), column..(column + column_step).min(columns)))
+        })
+        .collect()
+}
+
+fn count(rows: &[Member]) -> usize {
+    rows.last().map_or(0, |member| member.start + member.rows)
+}
+
+/// Copy the rows of `to` out of `x`, whose rows are `from`; `to` keeps the ends of some of its sequences.
+fn gather(x: &[f32], from: &[Member], out: &mut Vec<f32>, to: &[Member], width: usize) {
+    out.resize(count(to) * width, 0.0);
+    let mut source = from.iter();
+    for member in to {
+        let source = source.find(|source| source.run == member.run).expect("rows kept are rows that ran");
+        let start = (source.start + source.rows - member.rows) * width;
+        out[member.start * width..(member.start + member.rows) * width].copy_from_slice(&x[start..start + member.rows * width]);
+    }
+}
+
+/// `&'a mut [Sequence<'b>]` as `&'a [Sequence<'a>]`: no cache is reached through it while the pass holds raw block pointers, only lengths.
+fn shorten<'a>(sequences: &'a mut [Sequence<'_>]) -> &'a [Sequence<'a>] {
+    // SAFETY: a shared reference to a shorter lifetime; `Sequence` is invariant only because of `&mut KvCache`, which a shared
+    // reference to the sequence cannot write through.
+    unsafe { std::mem::transmute::<&[Sequence<'_>], &'a [Sequence<'a>]>(sequences) }
+}
+
+/// The distinct (inverse frequencies, position) of a pass, so that each angle is computed once.
+#[derive(Default)]
+struct Angles {
+    /// Inverse frequencies `[head_dim / 2]`: one set, unless they depend on the length of the sequence.
+    sets: Vec<(Option<usize>, Vec<f32>)>,
+    places: std::collections::HashMap<(usize, usize), usize>,
+    order: Vec<(usize, usize)>,
+}
+
+impl Angles {
+    /// The table row of each of `count` tokens from position `past` on.
+    fn rows(&mut self, model: &SteeringLlama, past: usize, count: usize) -> Vec<usize> {
+        let rope = &model.config.rope;
+        let length = rope.depends_on_length().then_some((past + count).max(model.config.context));
+        let set = self.sets.iter().position(|(of, _)| *of == length).unwrap_or_else(|| {
+            let inverse = rope.inverse_frequencies(model.config.head_dim, model.config.context, length.unwrap_or(0));
+            self.sets.push((length, inverse));
+            self.sets.len() - 1
+        });
+        (past..past + count)
+            .map(|position| {
+                *self.places.entry((set, position)).or_insert_with(|| {
+                    self.order.push((set, position));
+                    self.order.len() - 1
+                })
+            })
+            .collect()
+    }
+
+    fn table(&self, model: &SteeringLlama) -> Rotary {
+        let half = model.config.head_dim / 2;
+        let factor = model.config.rope.attention_factor();
+        let mut cos = vec![0.0; self.order.len() * half];
+        let mut sin = vec![0.0; self.order.len() * half];
+        let tables = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
+        for (&(set, position), (cos, sin)) in self.order.iter().zip(tables) {
+            rotary::angles(model.isa, cos, sin, position, &self.sets[set].1, factor);
+        }
+        Rotary { cos, sin }
+    }
+}

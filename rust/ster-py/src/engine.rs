@@ -1,0 +1,145 @@
+//! The engine, off the GIL.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use ster_core::{Error, SteeringLlama};
+
+use crate::errors::to_python;
+use crate::sequence::{Cache, Output, Sequence};
+
+#[pyclass(frozen, module = "ster._native")]
+pub struct Engine(SteeringLlama);
+
+#[pymethods]
+impl Engine {
+    #[new]
+    #[pyo3(signature = (path, *, threads = None))]
+    fn new(py: Python<'_>, path: PathBuf, threads: Option<usize>) -> PyResult<Self> {
+        py.detach(|| SteeringLlama::load(&path, threads)).map(Engine).map_err(to_python)
+    }
+
+    #[getter]
+    fn layer_count(&self) -> usize {
+        self.0.config().layers
+    }
+
+    #[getter]
+    fn hidden_size(&self) -> usize {
+        self.0.config().hidden
+    }
+
+    #[getter]
+    fn vocab_size(&self) -> usize {
+        self.0.config().vocab
+    }
+
+    #[getter]
+    fn context_length(&self) -> usize {
+        self.0.context_length()
+    }
+
+    #[getter]
+    fn bos_token_id(&self) -> Option<u32> {
+        self.0.config().bos
+    }
+
+    #[getter]
+    fn eos_token_ids(&self) -> Vec<u32> {
+        self.0.config().eos.clone()
+    }
+
+    #[getter]
+    fn weight_dtypes(&self) -> Vec<&'static str> {
+        self.0.weights().dtypes().into_iter().map(|dtype| dtype.name()).collect()
+    }
+
+    #[getter]
+    fn weight_bytes(&self) -> u64 {
+        self.0.weights().bytes()
+    }
+
+    #[getter]
+    fn kernels(&self) -> &'static str {
+        self.0.isa().name()
+    }
+
+    #[getter]
+    fn threads(&self) -> usize {
+        self.0.threads()
+    }
+
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.0.warnings().to_vec()
+    }
+
+    fn cache(&self) -> Cache {
+        Cache::new(self.0.cache())
+    }
+
+    fn forward(&self, py: Python<'_>, sequences: Vec<Bound<'_, Sequence>>) -> PyResult<Vec<Output>> {
+        let held: Vec<&Sequence> = sequences.iter().map(|sequence| sequence.get()).collect();
+        let mut caches = Caches::take(&held)?;
+        let outputs = {
+            let mut batch: Vec<ster_core::Sequence<'_>> = held
+                .iter()
+                .zip(&mut caches.taken)
+                .map(|(s, cache)| ster_core::Sequence {
+                    tokens: &s.tokens,
+                    cache: cache.as_mut(),
+                    steering: &s.steering,
+                    capture: s.capture.clone(),
+                    logits: s.logits,
+                })
+                .collect();
+            py.detach(|| {
+                // What Python's own Ctrl-C handler raised, if that is what stopped the pass.
+                let raised = RefCell::new(None);
+                let interrupt = || {
+                    Python::attach(|py| match py.check_signals() {
+                        Ok(()) => false,
+                        Err(error) => {
+                            *raised.borrow_mut() = Some(error);
+                            true
+                        }
+                    })
+                };
+                self.0.forward(&mut batch, &interrupt).map_err(|error| match (error, raised.take()) {
+                    (Error::Interrupted, Some(raised)) => raised,
+                    (error, _) => to_python(error),
+                })
+            })
+        };
+        drop(caches);
+        outputs?.into_iter().map(|output| Output::new(py, output)).collect()
+    }
+}
+
+/// Caches taken out of their Python objects for one pass; they go back whatever happens.
+struct Caches<'a> {
+    owners: &'a [&'a Sequence],
+    taken: Vec<Option<ster_core::KvCache>>,
+}
+
+impl<'a> Caches<'a> {
+    fn take(owners: &'a [&'a Sequence]) -> PyResult<Self> {
+        let mut caches = Caches { owners, taken: Vec::new() };
+        for owner in owners {
+            // On an error, those taken so far are put back by drop.
+            caches.taken.push(owner.cache.as_ref().map(|cache| cache.get().take()).transpose()?);
+        }
+        Ok(caches)
+    }
+}
+
+impl Drop for Caches<'_> {
+    fn drop(&mut self) {
+        for (owner, taken) in self.owners.iter().zip(self.taken.drain(..)) {
+            if let (Some(cache), Some(taken)) = (&owner.cache, taken) {
+                cache.get().put_back(taken);
+            }
+        }
+    }
+}
