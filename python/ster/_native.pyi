@@ -111,7 +111,7 @@ class Engine:
     def weight_bytes(self) -> int: ...
     @property
     def kernels(self) -> str:
-        """"avx512", "avx2", "neon" or "portable"."""
+        """ "avx512", "avx2", "neon" or "portable"."""
 
     @property
     def threads(self) -> int: ...

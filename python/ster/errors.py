@@ -66,3 +66,7 @@ class NonFiniteError(SterError, ArithmeticError):
 
 class ArtifactError(SterError, ValueError):
     """An artifact file that breaks its schema or does not fit the model."""
+
+
+class SterWarning(UserWarning):
+    """Something Ster noticed and went on from. The command prints it on stderr as `Warning: <sentence>`."""

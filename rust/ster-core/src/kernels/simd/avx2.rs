@@ -82,8 +82,4 @@ impl Lanes for V {
             ]
         }
     }
-    #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
 }

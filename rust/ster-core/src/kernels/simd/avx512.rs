@@ -69,8 +69,4 @@ impl Lanes for V {
             sums
         }
     }
-    #[inline(always)]
-    unsafe fn prefetch(at: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-    }
 }

@@ -34,8 +34,6 @@ pub(crate) trait Lanes: Copy {
     unsafe fn add(self, other: Self) -> Self;
     /// The four sums, each by the one tree: lanes 8 apart, then 4, 2 and 1.
     unsafe fn reduce4(vectors: [Self; 4]) -> [f32; 4];
-    /// Hint that the cache line at `at` will be read; any address is allowed.
-    unsafe fn prefetch(at: *const u8);
 }
 
 /// The tree of [`Lanes::reduce4`], for one vector in memory.

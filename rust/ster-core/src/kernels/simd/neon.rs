@@ -94,6 +94,4 @@ impl Lanes for V {
         }
         unsafe { [one(vectors[0]), one(vectors[1]), one(vectors[2]), one(vectors[3])] }
     }
-    #[inline(always)]
-    unsafe fn prefetch(_at: *const u8) {}
 }

@@ -57,6 +57,4 @@ impl Lanes for V {
     unsafe fn reduce4(vectors: [Self; 4]) -> [f32; 4] {
         vectors.map(|v| tree(v.0))
     }
-    #[inline(always)]
-    unsafe fn prefetch(_at: *const u8) {}
 }

@@ -1,0 +1,62 @@
+# `make help` lists the tasks. All that must be there: Python 3.10 or later, Rust (https://rustup.rs), make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format build clean
+
+export VIRTUAL_ENV := $(CURDIR)/.venv
+export PIP_QUIET := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport CONDA_PREFIX
+
+help: ## List the tasks
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: build ## Build Ster and run `ster extract` on the toy model
+	@echo '$$ ster extract --model fixtures/toy-llama --prompts fixtures/prompts.json'
+	@$(BIN)/ster extract --model fixtures/toy-llama --prompts fixtures/prompts.json
+	@echo
+	@$(BIN)/python examples/show.py activations.json
+
+test: $(BIN)/.tools build ## Run all tests: Rust, then Python
+	@mkdir -p target
+	cargo test --workspace --quiet 2>&1 | tee target/cargo-test.log
+	$(BIN)/python -m pytest -q 2>&1 | tee target/pytest.log
+	@echo
+	@awk '/^test result: / { passed += $$4; failed += $$6; ignored += $$8 } \
+		END { printf "cargo: %d passed, %d failed, %d ignored\n", passed, failed, ignored }' target/cargo-test.log
+	@echo "pytest: $$(tail -n 1 target/pytest.log)"
+
+lint: $(BIN)/.tools build ## Check formatting, lints, types, and the stub against the binary
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest ster._native
+
+format: $(BIN)/.tools ## Format Rust and Python
+	cargo fmt --all
+	$(BIN)/ruff format .
+
+build: $(BIN)/maturin ## Build Ster into .venv
+	@$(BIN)/maturin develop --release --quiet
+
+clean: ## Remove everything built
+	rm -rf .venv target python/ster/*.so activations.json
+
+# Always through cargo, so that no stale binary is ever tested; a build with nothing to do takes a second.
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Ster needs Python 3.10 or later; set PYTHON=python3.x")'
+	@$(PYTHON) -m venv .venv
+
+$(BIN)/maturin: | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
+
+$(BIN)/.tools: pyproject.toml | $(BIN)/maturin
+	@$(BIN)/maturin develop --release --quiet --extras test
+	@touch $@

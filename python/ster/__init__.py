@@ -1,0 +1,67 @@
+"""Ster reads and steers the residual stream of Llama-family models, exactly.
+
+>>> import ster
+>>> model = ster.load("fixtures/toy-llama")
+>>> acts = model.activations(["the sea is calm and quiet tonight ."], layers="0,3")
+>>> acts.values.shape
+(1, 2, 64)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ster._native import Edit as Edit
+    from ster._native import __version__ as __version__
+    from ster.artifacts import ActivationArtifact as ActivationArtifact
+    from ster.artifacts import TokenActivations as TokenActivations
+    from ster.errors import SterError as SterError
+    from ster.errors import SterWarning as SterWarning
+    from ster.model import Model as Model
+    from ster.model import Trace as Trace
+    from ster.model import load as load
+    from ster.prompts import read_prompts as read_prompts
+    from ster.workflow import extract as extract
+
+# Name -> module. Loaded on first use: `import ster` costs nothing, and `ster --help` needs no NumPy.
+_WHERE = {
+    "ActivationArtifact": "ster.artifacts",
+    "Edit": "ster._native",
+    "Model": "ster.model",
+    "SterError": "ster.errors",
+    "SterWarning": "ster.errors",
+    "TokenActivations": "ster.artifacts",
+    "Trace": "ster.model",
+    "__version__": "ster._native",
+    "extract": "ster.workflow",
+    "load": "ster.model",
+    "read_prompts": "ster.prompts",
+}
+
+__all__ = [
+    "ActivationArtifact",
+    "Edit",
+    "Model",
+    "SterError",
+    "SterWarning",
+    "TokenActivations",
+    "Trace",
+    "__version__",
+    "extract",
+    "load",
+    "read_prompts",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'ster' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})

@@ -1,0 +1,140 @@
+"""Chat templates: a prompt as one user turn, ending where the assistant's own tokens begin.
+
+The template is the checkpoint's: `chat_template.jinja`, or `chat_template` in tokenizer_config.json (text, or a list of named
+templates, of which `default` is used). It runs in jinja2's immutable sandbox with what transformers gives templates.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Literal
+
+from ster._files import read_text
+from ster.checkpoint import Checkpoint
+from ster.errors import ConfigError, InputError, SterWarning
+from ster.tokenizer import named_tokens
+
+if TYPE_CHECKING:
+    import jinja2
+
+ChatMode = Literal["auto", "off"]
+OFF_HINT = '`--chat-template off` (in Python chat_template="off") reads prompts as raw text'
+
+
+class ChatTemplate:
+    """A compiled template. Compiling is put off until the first prompt, so that token ids alone never need jinja2."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str], origin: str) -> None:
+        self.source = source
+        self.tokens = dict(tokens)
+        self.origin = origin
+        self._template: jinja2.Template | None = None
+
+    def render(self, prompt: str) -> str:
+        """`prompt` as the template's single user turn, with the generation prompt.
+
+        Raises:
+            ConfigError: the template is not valid Jinja.
+            InputError: the template refused or failed; the message is the template's.
+        """
+        if self._template is None:
+            self._template = _compile(self)
+        try:
+            return self._template.render(
+                messages=[{"role": "user", "content": prompt}],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self.tokens,
+            )
+        except Exception as error:  # whatever the template's code raises
+            raise InputError(f"chat template in {self.origin} failed: {error}", OFF_HINT) from None
+
+
+def find_chat_template(checkpoint: Checkpoint) -> ChatTemplate | None:
+    """The checkpoint's template, or None when it publishes none.
+
+    Raises:
+        ConfigError: `chat_template` is neither text nor a list with a `default`.
+    """
+    file = checkpoint.path / "chat_template.jinja"
+    if file.exists():
+        return ChatTemplate(read_text(file), named_tokens(checkpoint), file.name)
+    origin = "tokenizer_config.json"
+    template = (checkpoint.read_json(origin) or {}).get("chat_template")
+    if template is None:
+        return None
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+        if not isinstance(template, str):
+            names = ", ".join(f"`{name}`" for name in named) or "none"
+            raise ConfigError(f"{checkpoint.path / origin}: `chat_template` has no template named `default`, found {names}", OFF_HINT)
+    if not isinstance(template, str):
+        raise ConfigError(f"{checkpoint.path / origin}: `chat_template` must be text or a list of named templates", OFF_HINT)
+    return ChatTemplate(template, named_tokens(checkpoint), origin)
+
+
+def _compile(template: ChatTemplate) -> jinja2.Template:
+    import jinja2
+    from jinja2 import ext, meta, nodes, parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(ext.Extension):
+        """`{% generation %}...{% endgeneration %}` marks the assistant's tokens for training; here it is its content."""
+
+        tags = {"generation"}  # noqa: RUF012 (jinja2 reads a class attribute)
+
+        def parse(self, parser: parser.Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            # A call block, as in transformers: what the content sets is not seen after it.
+            return nodes.CallBlock(self.call_method("content"), [], [], body).set_lineno(line)
+
+        def content(self, caller: Callable[[], str]) -> str:
+            return caller()
+
+    def raise_exception(message: str) -> str:
+        raise jinja2.TemplateError(message)
+
+    def tojson(
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # jinja2's own filter escapes HTML.
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols])
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        names = meta.find_undeclared_variables(environment.parse(template.source))
+        compiled = environment.from_string(template.source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"chat template in {template.origin} is invalid: line {error.lineno}: {error.message}", OFF_HINT) from None
+    for token in sorted({"bos_token", "eos_token"} & names - template.tokens.keys()):
+        message = f"the chat template prints `{token}`, which tokenizer_config.json does not name: it prints nothing"
+        warnings.warn(message, SterWarning, stacklevel=4)
+    return compiled
+
+
+def _strftime_now(pattern: str) -> str:
+    """Today by the template's pattern; `SOURCE_DATE_EPOCH`, where set, is the date instead."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if epoch is not None:
+        return datetime.fromtimestamp(int(epoch), timezone.utc).strftime(pattern)
+    today = datetime.now().strftime(pattern)
+    warnings.warn(
+        f"the chat template prints today's date ({today}): activations will differ on another day; set SOURCE_DATE_EPOCH to fix the date",
+        SterWarning,
+        stacklevel=2,
+    )
+    return today

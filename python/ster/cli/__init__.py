@@ -1,0 +1,72 @@
+"""The command `ster`: library calls with clothes on. stdout carries the result, stderr everything else.
+
+Exit code 0: done. 1: a refusal, `Error: <sentence>` and, where it helps, `hint: ...`. 2: wrong usage. 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from ster.cli import console
+from ster.cli.extract import extract
+from ster.cli.toy_model import toy_model
+from ster.errors import SterError, SterWarning
+
+app = typer.Typer(
+    name="ster",
+    help="Read and steer the residual stream of Llama-family models, exactly.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command(short_help="Activations of prompts, in one artifact.")(extract)
+app.command("toy-model", short_help="Write the toy checkpoint.")(toy_model)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from ster import __version__
+
+        console.data(f"ster {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; every SterError ends here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SterWarning)
+        warnings.showwarning = console.show_warning
+        try:
+            app(args=list(argv) if argv is not None else None, prog_name="ster")
+            code = 0
+        except SystemExit as exit:
+            code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
+        except SterError as error:
+            console.error(error.message, error.hint)
+            code = 1
+        except MemoryError:
+            console.error("out of memory", None)
+            code = 1
+        except KeyboardInterrupt:
+            code = 130
+    if code == 130:
+        console.note("Interrupted; nothing was written.")
+    console.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The two streams: `data` goes to stdout for another program, everything else to stderr for a person."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import BinaryIO, TextIO
+
+from ster._files import reason
+from ster.errors import FileError
+
+
+def data(text: object) -> None:
+    """One line of result.
+
+    Raises:
+        FileError: stdout cannot take it, as on a full disk. BrokenPipeError passes: the reader has gone, and that is no news.
+    """
+    _stdout(lambda file: file.write(f"{text}\n".encode(errors="surrogateescape")))
+
+
+def data_bytes(write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill stdout with bytes."""
+    _stdout(write)
+
+
+def _stdout(write: Callable[[BinaryIO], object]) -> None:
+    try:
+        sys.stdout.flush()
+        write(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise FileError(f"failed to write to stdout: {reason(error)}") from None
+
+
+def note(text: str) -> None:
+    """One line for the person at the terminal."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def error(message: str, hint: str | None) -> None:
+    """The two-part message of a refusal."""
+    note(f"Error: {message}")
+    if hint:
+        note(f"hint: {hint}")
+
+
+def show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+) -> None:
+    """Ours as one line; those of libraries as Python shows them."""
+    from ster.errors import SterWarning
+
+    if issubclass(category, SterWarning):
+        note(f"Warning: {message}")
+    else:
+        note(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
+
+
+def close() -> None:
+    """Flush stdout, or drop what it will not take, so that Python has nothing to complain about when it ends."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

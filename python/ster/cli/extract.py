@@ -1,0 +1,92 @@
+"""`ster extract`: prompts in, one activation artifact out."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ster.cli import console
+from ster.cli.options import (
+    ChatChoice,
+    ChatOption,
+    LayersOption,
+    ModelOption,
+    PrecisionChoice,
+    PrecisionOption,
+    RevisionOption,
+    ThreadsOption,
+    open_model,
+)
+
+
+class PositionChoice(str, Enum):
+    last = "last"
+    all = "all"
+    mean = "mean"
+
+
+class FormatChoice(str, Enum):
+    json = "json"
+    safetensors = "safetensors"
+    npz = "npz"
+
+
+def extract(
+    model: ModelOption,
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            "--prompts",
+            "--input",
+            "-p",
+            metavar="FILE",
+            help='{"prompts": ["..."]}, a JSON list, .jsonl with `prompt`, or .txt, one a line.',
+        ),
+    ],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="File to write, or - for stdout. Default: activations.<format>.")
+    ] = None,
+    layers: LayersOption = "all",
+    position: Annotated[PositionChoice, typer.Option("--position", help="Which token of each prompt.")] = PositionChoice.last,
+    format: Annotated[FormatChoice | None, typer.Option("--format", "-f", help="Default: by the suffix of --output, else json.")] = None,
+    revision: RevisionOption = None,
+    precision: PrecisionOption = PrecisionChoice.auto,
+    chat_template: ChatOption = ChatChoice.auto,
+    threads: ThreadsOption = None,
+) -> None:
+    """Read the residual stream after every chosen block, for every prompt.
+
+    Writes an activation artifact and prints its path. Values are float32, before any steering, and bit for bit the same whatever
+    else is in the file of prompts and however many threads run.
+    """
+    from ster import workflow
+    from ster._files import check_writable
+    from ster.artifacts import FORMATS, choose_format
+    from ster.errors import InputError
+    from ster.layers import check_layer_syntax
+    from ster.prompts import read_prompts
+
+    # Everything that can be refused without the model is, before it is opened.
+    suffix = Path(output).suffix.lower().removeprefix(".") if output and output != "-" else ""
+    chosen = choose_format("", format.value if format else suffix if suffix in FORMATS else "json", position=position.value)
+    target = output if output is not None else f"activations.{chosen}"
+    check_layer_syntax(layers)
+    texts = read_prompts(prompts)
+    if target == "-":
+        if chosen != "json" and sys.stdout.isatty():
+            raise InputError(f"{chosen} is not for a terminal", "name a file with --output, or pipe stdout")
+    else:
+        check_writable(Path(target))
+
+    opened = open_model(model, revision, precision, chat_template, threads)
+    artifact = workflow.extract(opened, texts, layers, position=position.value, progress=True)
+    if target == "-":
+        console.data_bytes(lambda file: artifact.write(file, chosen))
+    else:
+        artifact.save(target, format=chosen)
+        console.data(target)
+    console.note(f"{len(texts)} prompts, layers {layers}, hidden {opened.hidden_size}, chat template {opened.chat_template}")

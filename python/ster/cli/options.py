@@ -1,0 +1,49 @@
+"""Options that every command with a model shares."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ster.model import Model
+
+
+class PrecisionChoice(str, Enum):
+    auto = "auto"
+    f32 = "f32"
+    bf16 = "bf16"
+    f16 = "f16"
+
+
+class ChatChoice(str, Enum):
+    auto = "auto"
+    off = "off"
+
+
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", "-m", metavar="DIR", envvar="STER_MODEL", help="Folder with config.json, tokenizer.json and *.safetensors."),
+]
+RevisionOption = Annotated[str | None, typer.Option("--revision", metavar="COMMIT", help="Commit of a snapshot in a Hugging Face cache.")]
+PrecisionOption = Annotated[
+    PrecisionChoice,
+    typer.Option("--precision", help="Weights as stored (auto, f32), or only if they are stored so. Arithmetic is always f32."),
+]
+ChatOption = Annotated[
+    ChatChoice,
+    typer.Option("--chat-template", help="auto: prompts are user turns where the model has a template. off: raw text."),
+]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Default: one for every core. Changes no result.")]
+LayersOption = Annotated[
+    str, typer.Option("--layers", "-l", metavar="LAYERS", help="all, 5, 8..16 (16 not included), 3,5,8..12; -1 is the last.")
+]
+
+
+def open_model(model: str, revision: str | None, precision: PrecisionChoice, chat_template: ChatChoice, threads: int | None) -> Model:
+    """`ster.load` with the shared options."""
+    from ster.model import load
+
+    return load(model, revision=revision, precision=precision.value, threads=threads, chat_template=chat_template.value)

@@ -1,0 +1,97 @@
+"""Which layers: `all`, `5`, `8..16` (half-open), `3,5,8..12`; `-1` counts from the end.
+
+Layer i is decoder block i, counted from 0; its activation is the residual stream after the block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ster.errors import InputError, LayerError
+
+Layers = str | int | Iterable[int]
+
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
+
+def parse_layers(layers: Layers, layer_count: int) -> list[int]:
+    """The selected layers, ascending, each once.
+
+    Args:
+        layers: the syntax above, a layer, or layers (`[0, 3]`, `range(4)`, a NumPy array).
+        layer_count: blocks of the model; its layers are `0..layer_count - 1`.
+
+    Raises:
+        LayerError: a layer the model does not have; nothing is clamped.
+        InputError: text that is not the syntax, or nothing selected.
+
+    >>> parse_layers("3,0..2,-1", 6)
+    [0, 1, 3, 5]
+    """
+    if isinstance(layers, str):
+        chosen: set[int] = set()
+        for first, last in _ranges(layers, layer_count):
+            # Ends are looked at before the range is spelled out: `0..9999999999` must not fill the memory.
+            chosen.update(range(_resolve(first, layer_count), _resolve(min(last, max(first, layer_count)), layer_count) + 1))
+        return sorted(chosen)
+    numbers = [layers] if isinstance(layers, int) else list(layers)
+    if not numbers:
+        raise LayerError("at least one layer is required")
+    return sorted({_resolve(_integer(number), layer_count) for number in numbers})
+
+
+def check_layer_syntax(layers: str) -> None:
+    """Refuse what is wrong in any model, before one is loaded.
+
+    Raises:
+        InputError: see `parse_layers`.
+    """
+    for _ in _ranges(layers, None):
+        pass
+
+
+def _ranges(text: str, layer_count: int | None) -> Iterable[tuple[int, int]]:
+    """`(first, last)`, both included, for every piece of the syntax; negative numbers are resolved once the count is known."""
+    if not text.strip():
+        raise InputError("no layers selected")
+    if text.strip() == "all":
+        yield 0, (layer_count or 1) - 1
+        return
+    for piece in text.split(","):
+        piece = piece.strip()
+        if ".." not in piece:
+            if not _NUMBER.fullmatch(piece):
+                raise InputError(f'invalid layer "{piece}"', _SYNTAX)
+            yield int(piece), int(piece)
+            continue
+        start, _, end = (part.strip() for part in piece.partition(".."))
+        if not (_NUMBER.fullmatch(start) and _NUMBER.fullmatch(end)):
+            raise InputError(f'invalid layer range "{piece}"', _SYNTAX)
+        first, stop = int(start), int(end)
+        if layer_count is not None:
+            first, stop = _from_end(first, layer_count), _from_end(stop, layer_count)
+        if first >= stop and (layer_count is not None or (first < 0) == (stop < 0)):
+            raise InputError(f'layer range "{piece}" must have start < end', "ranges leave out their end: `8..16` is 8 to 15")
+        yield first, stop - 1
+
+
+_SYNTAX = "layers are `all`, `5`, `8..16` (16 not included), or a list such as `3,5,8..12`; `-1` is the last one"
+
+
+def _from_end(layer: int, layer_count: int) -> int:
+    return layer + layer_count if -layer_count <= layer < 0 else layer
+
+
+def _resolve(layer: int, layer_count: int) -> int:
+    resolved = _from_end(layer, layer_count)
+    if not 0 <= resolved < layer_count:
+        raise LayerError(f"layer {layer} is outside the model's 0..{layer_count - 1} range")
+    return resolved
+
+
+def _integer(number: object) -> int:
+    """Accepts what Python and NumPy call an integer; refuses `True`, `1.0` and text."""
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise InputError(f'invalid layer "{number}"', _SYNTAX)
+    return int(number.__index__())

@@ -1,0 +1,413 @@
+"""A loaded model: text in, activations out. The arithmetic is the engine's (`ster._native`); what is here is prompts, batches and names."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ster import _native
+from ster._batches import plan_batches
+from ster.artifacts import ActivationArtifact, Position, Provenance, TokenActivations
+from ster.chat import ChatMode, ChatTemplate, find_chat_template
+from ster.checkpoint import Checkpoint, find_checkpoint
+from ster.errors import ContextError, InputError, NonFiniteError, SterWarning, TokenError
+from ster.layers import Layers, parse_layers
+from ster.progress import Progress, reporter
+from ster.prompts import at, check_prompt, check_prompts
+from ster.tokenizer import Tokenizer, named_tokens, warn_of_ignored_flags
+
+Precision = Literal["auto", "f32", "bf16", "f16"]
+Point = Literal["pre_steer", "post_steer"]
+
+BATCH_TOKENS = 1024  # enough rows to keep every core busy; more only costs memory
+BATCH_BYTES = 64 << 20  # of captured rows at a time, where every row is kept
+
+
+class HasEdits(Protocol):
+    """Steering made of several edits."""
+
+    def edits(self) -> Iterable[_native.Edit]: ...
+
+
+Steering = _native.Edit | HasEdits | Iterable[_native.Edit] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The residual stream of one prompt, token by token.
+
+    token_ids, tokens: ids that ran, and their text. layers: captured blocks, ascending.
+    residual: float32 `[layers, tokens, hidden]`, at `point`: before (`pre_steer`) or after (`post_steer`) what steering adds there.
+    logits: float32 `[tokens, vocab]`, or None when not asked for.
+    steered: per edit, in the order given, the positions it reached.
+    """
+
+    token_ids: list[int]
+    tokens: list[str]
+    layers: list[int]
+    residual: NDArray[np.float32]
+    logits: NDArray[np.float32] | None
+    point: Point
+    steered: list[list[int]]
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    precision: Precision = "auto",
+    threads: int | None = None,
+    chat_template: ChatMode = "auto",
+) -> Model:
+    """Open the checkpoint in folder `model`. Every tensor is checked against config.json; weights are mapped, not read.
+
+    Args:
+        revision: refused for a plain folder; in a Hugging Face cache it must be the snapshot's commit.
+        precision: `auto` and `f32`: weights exactly as stored, arithmetic in float32. `bf16`, `f16`: the same, provided that every
+            weight is stored so; weights are never rounded.
+        threads: None: one for every core. The number changes no bit of any result.
+        chat_template: `auto`: prompts are user turns where the checkpoint publishes a template; `off`: prompts are raw text.
+
+    Raises:
+        CheckpointError: files that are missing, truncated or not what the config says.
+        ConfigError: a config or chat template that is not supported.
+        InputError: an option this checkpoint does not allow.
+    """
+    _choice("precision", precision, ("auto", "f32", "bf16", "f16"))
+    _choice("chat template mode", chat_template, ("auto", "off"))
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise InputError(f"threads must be at least 1, found {threads}")
+    checkpoint = find_checkpoint(model, revision)
+    engine = _native.Engine(str(checkpoint.path), threads=threads)
+    for warning in engine.warnings:
+        warnings.warn(warning, SterWarning, stacklevel=2)
+    template = find_chat_template(checkpoint)
+    tokenizer = Tokenizer.load(checkpoint)
+    warn_of_ignored_flags(checkpoint, tokenizer)
+    return Model(engine, tokenizer, checkpoint, _stored(engine, precision), template, chat_template)
+
+
+def _choice(what: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise InputError(f'unknown {what} "{value}"; expected {", ".join(choices[:-1])} or {choices[-1]}')
+
+
+def _stored(engine: _native.Engine, precision: Precision) -> str:
+    """The dtype of the weights: `f32`, `bf16`, `f16`, or `bf16+f32` where they differ; `precision` may not ask for another one."""
+    stored = "+".join(sorted(dtype.lower() for dtype in engine.weight_dtypes))
+    if precision in ("bf16", "f16") and stored != precision:
+        raise InputError(
+            f"precision {precision} would round weights stored as {stored}, which this Ster build does not do",
+            "`--precision auto` uses the weights exactly as they are stored",
+        )
+    return stored
+
+
+class Model:
+    """An open checkpoint; made by `ster.load`."""
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        tokenizer: Tokenizer,
+        checkpoint: Checkpoint,
+        precision: str,
+        template: ChatTemplate | None,
+        mode: ChatMode,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._checkpoint = checkpoint
+        self._template = template if mode == "auto" else None
+        self.precision = precision
+        self.chat_template: Literal["applied", "absent", "off"] = "off" if mode == "off" else "applied" if template else "absent"
+        # Llama checkpoints name BOS in config.json, tokenizers by its text; either may be alone.
+        bos = named_tokens(checkpoint).get("bos_token")
+        self._bos = tokenizer.id_of(bos) if bos is not None else engine.bos_token_id
+        if tokenizer.size > engine.vocab_size:
+            warnings.warn(
+                f"the tokenizer has {tokenizer.size} tokens, the embedding {engine.vocab_size} rows:"
+                " prompts that use the others are refused",
+                SterWarning,
+                stacklevel=3,
+            )
+
+    @property
+    def name(self) -> str:
+        """The folder's name, or `ORG/NAME` in a Hugging Face cache."""
+        return self._checkpoint.name
+
+    @property
+    def revision(self) -> str | None:
+        """The commit, in a Hugging Face cache."""
+        return self._checkpoint.revision
+
+    @property
+    def path(self) -> Path:
+        return self._checkpoint.path
+
+    @property
+    def layer_count(self) -> int:
+        return self._engine.layer_count
+
+    @property
+    def hidden_size(self) -> int:
+        return self._engine.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding; the tokenizer may know fewer or more."""
+        return self._engine.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """A prompt must have fewer tokens than this."""
+        return self._engine.context_length
+
+    def __repr__(self) -> str:
+        return f"<ster.Model {self.name}: {self.layer_count} layers, hidden {self.hidden_size}, {self.precision} weights>"
+
+    # Tokens
+
+    def encode(self, text: str) -> list[int]:
+        """Raw text -> ids, with the special tokens the tokenizer adds. No chat template."""
+        return self._tokenizer.encode(check_prompt(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids -> text, special tokens left out."""
+        return self._tokenizer.decode(ids)
+
+    def prompt_tokens(self, prompt: str) -> list[int]:
+        """The ids that run for `prompt`: through the chat template when `chat_template` is "applied", as raw text otherwise."""
+        ids = self._prompt_tokens(check_prompt(prompt), None)
+        self._warn_of_two_bos(["the prompt"] if self._has_two_bos(ids) else [])
+        return ids
+
+    def _prompt_tokens(self, prompt: str, name: str | None) -> list[int]:
+        """`prompt` -> ids that the engine will take; `name` says which prompt it is, in refusals."""
+        if self._template is not None:
+            ids = self._tokenizer.encode(self._template.render(prompt), special_tokens=False)
+        else:
+            ids = self._tokenizer.encode(prompt)
+        self._check_tokens(ids, name)
+        return ids
+
+    def _has_two_bos(self, ids: Sequence[int]) -> bool:
+        return self._bos is not None and list(ids[:2]) == [self._bos, self._bos]
+
+    @staticmethod
+    def _warn_of_two_bos(names: Sequence[str]) -> None:
+        """A BOS that the user typed is kept, so this one is theirs to remove."""
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            warnings.warn(f"{names[0]}{more}: two BOS tokens at the start, one of them from the text", SterWarning, stacklevel=3)
+
+    def _check_tokens(self, ids: Sequence[int], name: str | None) -> None:
+        """
+        Raises:
+            TokenError: no tokens, or an id the embedding has no row for.
+            ContextError: too many tokens.
+        """
+        if not ids:
+            raise TokenError("tokenizer produced no tokens" + at(name))
+        limit = self.context_length
+        if len(ids) >= limit:
+            raise ContextError(f"prompt contains {len(ids)} tokens, model context allows fewer than {limit}{at(name)}")
+        for position, token in enumerate(ids):
+            if not 0 <= token < self.vocab_size:
+                text = f"token `{self._tokenizer.piece(token)}` (id {token})" if 0 <= token < self._tokenizer.size else f"token id {token}"
+                raise TokenError(
+                    f"{text} at position {position} of {name or 'the prompt'} is outside the embedding's 0..{self.vocab_size - 1} range"
+                )
+
+    # Activations
+
+    @overload
+    def activations(
+        self,
+        prompts: Iterable[str],
+        layers: Layers = "all",
+        *,
+        position: Literal["last", "mean"] = "last",
+        progress: Progress = None,
+    ) -> ActivationArtifact: ...
+
+    @overload
+    def activations(
+        self,
+        prompts: Iterable[str],
+        layers: Layers = "all",
+        *,
+        position: Literal["all"],
+        progress: Progress = None,
+    ) -> TokenActivations: ...
+
+    @overload
+    def activations(
+        self,
+        prompts: Iterable[str],
+        layers: Layers = "all",
+        *,
+        position: Position,
+        progress: Progress = None,
+    ) -> ActivationArtifact | TokenActivations: ...
+
+    def activations(
+        self,
+        prompts: Iterable[str],
+        layers: Layers = "all",
+        *,
+        position: Position = "last",
+        progress: Progress = None,
+    ) -> ActivationArtifact | TokenActivations:
+        """The residual stream after every chosen block, for every prompt.
+
+        A prompt's values are bit for bit the same whatever other prompts stand beside it. All prompts are checked before the first
+        one runs; equal ones run once.
+
+        Args:
+            prompts: texts, each one user turn or raw text (see `chat_template`).
+            layers: `"all"`, `5`, `"8..16"`, `[0, 3]`, ...; see `ster.layers`.
+            position: `last` token, `mean` over the prompt's tokens (summed in float64, rounded once), or `all` tokens.
+            progress: True for a bar on stderr, or a function called with (done, total) prompts.
+
+        Returns:
+            `.values` float32 `[prompts, layers, hidden]`, in the order of `prompts`; for `all` a list of `[layers, tokens, hidden]`.
+
+        Raises:
+            InputError: a prompt, layer or token that cannot be used, by its index.
+            NonFiniteError: NaN or infinity in the model, by layer, token and prompt.
+            KeyboardInterrupt: within a second of Ctrl-C.
+        """
+        _choice("position", position, ("last", "mean", "all"))
+        texts = check_prompts(prompts)
+        chosen = parse_layers(layers, self.layer_count)
+        by_text: dict[str, list[int]] = {}
+        for index, text in enumerate(texts):
+            if text not in by_text:
+                by_text[text] = self._prompt_tokens(text, f"prompts[{index}]")
+        self._warn_of_two_bos([f"prompts[{texts.index(text)}]" for text, ids in by_text.items() if self._has_two_bos(ids)])
+        token_ids = [by_text[text] for text in texts]
+        source = Provenance(self.name, self.revision, self.chat_template, self.precision)
+        if position == "all":
+            ragged = [np.empty((0, 0, 0), np.float32)] * len(texts)
+            self._run(token_ids, chosen, "all", progress, ragged.__setitem__)
+            return TokenActivations(ragged, token_ids, chosen, texts, source)
+        values = np.empty((len(texts), len(chosen), self.hidden_size), np.float32)
+        if position == "last":
+            self._run(token_ids, chosen, "last", progress, lambda prompt, residual: values.__setitem__(prompt, residual[:, 0]))
+        else:
+            # Row after row in float64: the order of the sum is the prompt's own.
+            mean = lambda prompt, residual: values.__setitem__(prompt, residual.mean(axis=1, dtype=np.float64))  # noqa: E731
+            self._run(token_ids, chosen, "all", progress, mean)
+        return ActivationArtifact(values, chosen, texts, source, position)
+
+    def _run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        layers: Sequence[int],
+        rows: Literal["last", "all"],
+        progress: Progress,
+        keep: Callable[[int, NDArray[np.float32]], None],
+    ) -> None:
+        """Run every distinct one of `prompts` once; `keep(prompt, [layers, rows, hidden])` is called for each index."""
+        places: dict[tuple[int, ...], list[int]] = {}
+        for index, ids in enumerate(prompts):
+            places.setdefault(tuple(ids), []).append(index)
+        unique = list(places)
+        budget = BATCH_TOKENS if rows == "last" else min(BATCH_TOKENS, BATCH_BYTES // (4 * len(layers) * self.hidden_size))
+        done = 0
+        with reporter(progress, "extract") as report:
+            report(0, len(prompts))
+            for batch in plan_batches([len(ids) for ids in unique], budget):
+                sequences = [_native.Sequence(np.array(unique[i], dtype=np.uint32), layers=layers, rows=rows) for i in batch]
+                names = [f"prompts[{places[unique[i]][0]}]" for i in batch]
+                for i, output in zip(batch, self._forward(sequences, names), strict=True):
+                    assert output.residual is not None
+                    for place in places[unique[i]]:
+                        keep(place, output.residual)
+                    done += len(places[unique[i]])
+                report(done, len(prompts))
+
+    def _forward(self, sequences: Sequence[_native.Sequence], names: Sequence[str]) -> list[_native.Output]:
+        """The engine's pass; a refusal that speaks of a sequence of the batch names the caller's prompt instead."""
+        try:
+            return self._engine.forward(sequences)
+        except NonFiniteError as error:
+            message = re.sub(r"\bsequence (\d+)", lambda match: names[int(match[1])], error.message)
+            raise NonFiniteError(message, error.hint) from None
+
+    def trace(
+        self,
+        prompt: str | Sequence[int],
+        layers: Layers | None = "all",
+        *,
+        steering: Steering = None,
+        point: Point = "pre_steer",
+        logits: bool = False,
+    ) -> Trace:
+        """Every token's residual stream for one prompt, steered or not.
+
+        Args:
+            prompt: text (see `chat_template`), or token ids, which run as they are.
+            layers: as in `activations`; None captures nothing, for logits alone.
+            steering: an `Edit`, several, or anything with `.edits()`.
+            point: read before or after what `steering` adds at the same layer. Without an edit there the two are equal.
+            logits: also return `[tokens, vocab]`.
+
+        Raises:
+            InputError, NonFiniteError: as in `activations`. SteeringError: an edit that cannot be applied.
+        """
+        _choice("point", point, ("pre_steer", "post_steer"))
+        if isinstance(prompt, str):
+            ids = self.prompt_tokens(prompt)
+        else:
+            ids = [_token_id(token) for token in prompt]
+            self._check_tokens(ids, None)
+        chosen = [] if layers is None else parse_layers(layers, self.layer_count)
+        sequence = _native.Sequence(
+            np.array(ids, dtype=np.uint32),
+            steering=list_edits(steering),
+            layers=chosen,
+            rows="all",
+            point=point,
+            logits="all" if logits else "none",
+        )
+        output = self._forward([sequence], ["the prompt"])[0]
+        residual = output.residual
+        if residual is None:
+            residual = np.zeros((0, len(ids), self.hidden_size), np.float32)
+        tokens = [self._tokenizer.piece(token) for token in ids]
+        return Trace(ids, tokens, chosen, residual, output.logits, point, output.steered)
+
+
+def list_edits(steering: Steering) -> list[_native.Edit]:
+    """Whatever steers, as a list of edits.
+
+    Raises:
+        InputError: something that is neither an edit, nor has `.edits()`, nor holds such things.
+    """
+    if steering is None:
+        return []
+    if isinstance(steering, _native.Edit):
+        return [steering]
+    edits: Any = getattr(steering, "edits", None)
+    if callable(edits):
+        return list(edits())
+    if isinstance(steering, Iterable) and not isinstance(steering, str | bytes | np.ndarray):
+        return [edit for item in steering for edit in list_edits(item)]
+    raise InputError(f"steering must be an Edit or a list of them, found {type(steering).__name__}")
+
+
+def _token_id(token: object) -> int:
+    if isinstance(token, bool) or not hasattr(token, "__index__"):
+        raise InputError(f"token ids must be integers, found {token!r}")
+    return int(token.__index__())

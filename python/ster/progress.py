@@ -1,0 +1,61 @@
+"""Saying how far a long call is: a bar on a terminal or in a notebook, a plain line now and then elsewhere, or the caller's function."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Report = Callable[[int, int], object]
+Progress = bool | Report | None
+
+PLAIN_EVERY = 2.0  # seconds between plain lines
+
+
+@contextmanager
+def reporter(progress: Progress, label: str) -> Iterator[Report]:
+    """A function to call with (done, total).
+
+    Args:
+        progress: False or None: silent. True: on stderr, as suits it. A function is called as it is.
+        label: what is being done, one word.
+    """
+    if callable(progress):
+        yield progress
+    elif not progress:
+        yield lambda done, total: None
+    elif sys.stderr.isatty() or "ipykernel" in sys.modules:
+        with _bar(label) as report:
+            yield report
+    else:
+        yield _plain(label)
+
+
+def _plain(label: str) -> Report:
+    """At most one line in `PLAIN_EVERY` seconds, so that a short call says nothing and a log stays short."""
+    last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PLAIN_EVERY:
+            last = now
+            print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
+
+    return report
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield report
