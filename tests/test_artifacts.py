@@ -158,7 +158,7 @@ def test_vectors_that_are_none(values: Any, sentence: str) -> None:
 
 
 def test_values_must_fit_their_labels() -> None:
-    ones = np.ones((1, 2, 3), np.float32)
+    ones: Any = np.ones((1, 2, 3), np.float32)
     for values, layers, prompts, sentence in [
         (ones.astype(np.float64), [0, 1], ["a"], "values must be float32 [prompts, layers, hidden], found float64 [1, 2, 3]"),
         (ones, [0], ["a"], "values must be [prompts, layers, hidden] = [1, 1, 3], found [1, 2]"),

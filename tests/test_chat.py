@@ -15,7 +15,7 @@ Change = Callable[..., None]
 
 
 def render(source: str, prompt: str = "hello", **tokens: str) -> str:
-    return ChatTemplate(source, tokens, "test").render(prompt)
+    return ChatTemplate(source, tokens, "test").render([{"role": "user", "content": prompt}])
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_where_a_template_comes_from(toy_copy: Path, change: Change) -> None:
 
     def found() -> str | None:
         template = find_chat_template(find_checkpoint(toy_copy))
-        return template and template.source
+        return template.source if template else None
 
     assert found() is None
     change(config, chat_template="plain")
@@ -104,12 +104,12 @@ def test_named_tokens_may_be_objects(toy_copy: Path, change: Change) -> None:
         added_tokens_decoder={},
     )
     template = find_chat_template(find_checkpoint(toy_copy))
-    assert template is not None and template.render("a") == "<s></s>False"
+    assert template is not None and template.render([{"role": "user", "content": "a"}]) == "<s></s>False"
     # special_tokens_map.json counts, and wins, where the config has no added_tokens_decoder: transformers 5.24
     change(toy_copy / "tokenizer_config.json", added_tokens_decoder=None)
     change(toy_copy / "special_tokens_map.json", eos_token={"content": "[UNK]"})
     template = find_chat_template(find_checkpoint(toy_copy))
-    assert template is not None and template.render("a") == "<s>[UNK]False"
+    assert template is not None and template.render([{"role": "user", "content": "a"}]) == "<s>[UNK]False"
 
 
 def test_special_tokens_in_a_prompt_are_special_under_a_template_too(toy_copy: Path, change: Change) -> None:

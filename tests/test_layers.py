@@ -78,7 +78,8 @@ def test_python_values_are_layers_too() -> None:
 
 @given(count=st.integers(1, 40), data=st.data())
 def test_every_list_of_pieces_means_the_union_of_its_pieces(count: int, data: st.DataObject) -> None:
-    pieces, expected = [], set()
+    pieces: list[str] = []
+    expected: set[int] = set()
     for _ in range(data.draw(st.integers(1, 5))):
         start = data.draw(st.integers(0, count - 1))
         end = data.draw(st.integers(start + 1, count))

@@ -46,7 +46,7 @@ def test_last_mean_and_all_are_readings_of_one_trace(toy_model: ster.Model, prom
 def test_layers_are_the_same_values_whatever_else_is_asked_for(toy_model: ster.Model) -> None:
     every = toy_model.activations([PROMPT]).values
     for layers in ("0", "3", "1..3", [0, 2], -1):
-        acts = toy_model.activations([PROMPT], layers)  # type: ignore[arg-type]
+        acts = toy_model.activations([PROMPT], layers)
         assert acts.values.tobytes() == np.ascontiguousarray(every[:, acts.layers]).tobytes()
 
 
@@ -72,7 +72,7 @@ def test_nothing_runs_when_one_prompt_cannot(toy_model: ster.Model, words: Calla
     def never(*args: Any) -> None:
         raise AssertionError("the engine ran")
 
-    monkeypatch.setattr(toy_model, "_forward", never)
+    monkeypatch.setattr(toy_model, "forward", never)
     bad: list[tuple[list[Any], str]] = [
         (["the", ""], "prompt must not be empty: prompts[1]"),
         (["the", 3], "prompts[1] must be a string, found a number"),
@@ -121,7 +121,7 @@ def test_precision_never_rounds(toy_dir: Path) -> None:
     assert ster.load(toy_dir, precision="f32").precision == ster.load(toy_dir).precision == "f32"
     for precision in ("bf16", "f16"):
         with pytest.raises(InputError) as caught:
-            ster.load(toy_dir, precision=precision)  # type: ignore[arg-type]
+            ster.load(toy_dir, precision=precision)
         assert str(caught.value) == f"precision {precision} would round weights stored as f32, which this Ster build does not do"
     with pytest.raises(InputError, match='unknown precision "f64"; expected auto, f32, bf16 or f16'):
         ster.load(toy_dir, precision="f64")  # type: ignore[arg-type]
@@ -187,13 +187,13 @@ def test_a_trace_reads_before_or_after_its_steering(toy_model: ster.Model) -> No
     assert twice.steered == [list(range(8))] * 2
     assert toy_model.trace(PROMPT, steering=[Pair(edit), edit], point="post_steer").residual.tobytes() == twice.residual.tobytes()
     with pytest.raises(InputError, match="steering must be an Edit or a list of them, found ndarray"):
-        toy_model.trace(PROMPT, steering=vector)  # type: ignore[arg-type]
+        toy_model.trace(PROMPT, steering=vector)
     with pytest.raises(InputError, match='unknown point "after"; expected pre_steer or post_steer'):
         toy_model.trace(PROMPT, point="after")  # type: ignore[arg-type]
 
 
 def test_extract_is_the_models_own_call(toy_model: ster.Model) -> None:
     for position in ("last", "mean"):
-        one = ster.extract(toy_model, [PROMPT], "1", position=position)  # type: ignore[call-overload]
-        two = toy_model.activations([PROMPT], "1", position=position)  # type: ignore[call-overload]
+        one = ster.extract(toy_model, [PROMPT], "1", position=position)
+        two = toy_model.activations([PROMPT], "1", position=position)
         assert one.values.tobytes() == two.values.tobytes() and one.layers == [1]

@@ -1,6 +1,8 @@
+import sys
+import time
+
 import pytest
 
-from ster import progress
 from ster.progress import reporter
 
 
@@ -21,7 +23,7 @@ def test_a_function_is_called_as_it_is() -> None:
 
 def test_without_a_terminal_there_is_a_line_now_and_then(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.5, 2.5, 3.0, 5.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     with reporter(True, "extract") as report:
         for done in range(4):
             report(done, 3)
@@ -29,7 +31,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(capfd: pytest.CaptureFi
 
 
 def test_a_terminal_gets_a_bar_on_stderr(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     with reporter(True, "extract") as report:
         report(1, 3)

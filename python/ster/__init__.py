@@ -19,21 +19,33 @@ if TYPE_CHECKING:
     from ster.artifacts import TokenActivations as TokenActivations
     from ster.errors import SterError as SterError
     from ster.errors import SterWarning as SterWarning
+    from ster.generation import Generation as Generation
+    from ster.generation import Step as Step
     from ster.model import Model as Model
-    from ster.model import Trace as Trace
     from ster.model import load as load
+    from ster.pairs import PairSet as PairSet
     from ster.prompts import read_prompts as read_prompts
+    from ster.steering import Steering as Steering
+    from ster.steering import steer as steer
+    from ster.steering_artifact import SteeringArtifact as SteeringArtifact
+    from ster.trace import Trace as Trace
     from ster.workflow import extract as extract
 
 # Name -> module. Loaded on first use: `import ster` costs nothing, and `ster --help` needs no NumPy.
 _WHERE = {
     "ActivationArtifact": "ster.artifacts",
     "Edit": "ster._native",
+    "Generation": "ster.generation",
     "Model": "ster.model",
+    "PairSet": "ster.pairs",
+    "Steering": "ster.steering",
+    "SteeringArtifact": "ster.steering_artifact",
+    "Step": "ster.generation",
+    "steer": "ster.steering",
     "SterError": "ster.errors",
     "SterWarning": "ster.errors",
     "TokenActivations": "ster.artifacts",
-    "Trace": "ster.model",
+    "Trace": "ster.trace",
     "__version__": "ster._native",
     "extract": "ster.workflow",
     "load": "ster.model",
@@ -43,7 +55,13 @@ _WHERE = {
 __all__ = [
     "ActivationArtifact",
     "Edit",
+    "Generation",
     "Model",
+    "PairSet",
+    "Steering",
+    "SteeringArtifact",
+    "Step",
+    "steer",
     "SterError",
     "SterWarning",
     "TokenActivations",

@@ -130,3 +130,25 @@ class Engine:
             NonFiniteError: NaN or infinity appeared; names layer and token.
             KeyboardInterrupt
         """
+
+def sample(
+    logits: NDArray[np.float32],
+    text: Seq[int],
+    *,
+    allowed: int | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int = 0,
+    step: int = 0,
+) -> int:
+    """The next token from logits `[vocab]`: the likeliest at temperature 0, else drawn. The same on every machine.
+
+    Filters, in this order: repetition penalty over the ids of `text`, temperature, top-k, top-p, min-p. allowed: only ids below it.
+    step: how many tokens were drawn before; a draw depends on seed and step alone.
+
+    Raises:
+        InputError: a setting out of its range.
+    """

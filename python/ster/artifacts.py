@@ -244,7 +244,7 @@ def _write_arrays(file: BinaryIO, format: Format, arrays: Mapping[str, NDArray[A
         texts = {key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in metadata.items()}
         write_safetensors(file, arrays, texts)
     else:
-        np.savez(file, allow_pickle=False, metadata=np.array(json.dumps(metadata)), **cast(dict[str, Any], arrays))
+        np.savez(file, metadata=np.array(json.dumps(metadata)), **cast(dict[str, Any], arrays))
 
 
 def _read_arrays(path: Path, data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Chat templates: a prompt as one user turn, ending where the assistant's own tokens begin.
+"""Chat templates: a conversation, or a prompt as one user turn, ending where the assistant's own tokens begin.
 
 The template is the checkpoint's: `chat_template.jinja`, or `chat_template` in tokenizer_config.json (text, or a list of named
 templates, of which `default` is used). It runs in jinja2's immutable sandbox with what transformers gives templates.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal
 
@@ -21,6 +21,7 @@ from ster.tokenizer import named_tokens
 if TYPE_CHECKING:
     import jinja2
 
+Message = Mapping[str, str]  # {"role": "user", "content": "..."}
 ChatMode = Literal["auto", "off"]
 OFF_HINT = '`--chat-template off` (in Python chat_template="off") reads prompts as raw text'
 
@@ -34,8 +35,8 @@ class ChatTemplate:
         self.origin = origin
         self._template: jinja2.Template | None = None
 
-    def render(self, prompt: str) -> str:
-        """`prompt` as the template's single user turn, with the generation prompt.
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """A conversation as one text; with the generation prompt, up to where the assistant's own tokens begin.
 
         Raises:
             ConfigError: the template is not valid Jinja.
@@ -45,10 +46,10 @@ class ChatTemplate:
             self._template = _compile(self)
         try:
             return self._template.render(
-                messages=[{"role": "user", "content": prompt}],
+                messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
                 **self.tokens,
             )
         except Exception as error:  # whatever the template's code raises

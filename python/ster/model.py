@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +15,17 @@ from numpy.typing import NDArray
 from ster import _native
 from ster._batches import plan_batches
 from ster.artifacts import ActivationArtifact, Position, Provenance, TokenActivations
-from ster.chat import ChatMode, ChatTemplate, find_chat_template
+from ster.chat import ChatMode, ChatTemplate, Message, find_chat_template
 from ster.checkpoint import Checkpoint, find_checkpoint
-from ster.errors import ContextError, InputError, NonFiniteError, SterWarning, TokenError
+from ster.errors import ContextError, InputError, LayerError, NonFiniteError, SteeringError, SterWarning, TokenError
+from ster.generation import Generation, Settings, Step, collect, stream
 from ster.layers import Layers, parse_layers
 from ster.progress import Progress, reporter
 from ster.prompts import at, check_prompt, check_prompts
 from ster.tokenizer import Tokenizer, named_tokens, warn_of_ignored_flags
+from ster.trace import Point, Trace
 
 Precision = Literal["auto", "f32", "bf16", "f16"]
-Point = Literal["pre_steer", "post_steer"]
 
 BATCH_TOKENS = 1024  # enough rows to keep every core busy; more only costs memory
 BATCH_BYTES = 64 << 20  # of captured rows at a time, where every row is kept
@@ -37,26 +37,8 @@ class HasEdits(Protocol):
     def edits(self) -> Iterable[_native.Edit]: ...
 
 
-Steering = _native.Edit | HasEdits | Iterable[_native.Edit] | None
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """The residual stream of one prompt, token by token.
-
-    token_ids, tokens: ids that ran, and their text. layers: captured blocks, ascending.
-    residual: float32 `[layers, tokens, hidden]`, at `point`: before (`pre_steer`) or after (`post_steer`) what steering adds there.
-    logits: float32 `[tokens, vocab]`, or None when not asked for.
-    steered: per edit, in the order given, the positions it reached.
-    """
-
-    token_ids: list[int]
-    tokens: list[str]
-    layers: list[int]
-    residual: NDArray[np.float32]
-    logits: NDArray[np.float32] | None
-    point: Point
-    steered: list[list[int]]
+Prompt = str | Sequence[int] | Sequence[Message]
+Steering = _native.Edit | HasEdits | Iterable[_native.Edit | HasEdits] | None
 
 
 def load(
@@ -112,7 +94,10 @@ def _stored(engine: _native.Engine, precision: Precision) -> str:
 
 
 class Model:
-    """An open checkpoint; made by `ster.load`."""
+    """An open checkpoint; made by `ster.load`.
+
+    engine, tokenizer: what runs underneath, for those who want token ids and passes of their own.
+    """
 
     def __init__(
         self,
@@ -123,8 +108,8 @@ class Model:
         template: ChatTemplate | None,
         mode: ChatMode,
     ) -> None:
-        self._engine = engine
-        self._tokenizer = tokenizer
+        self.engine = engine
+        self.tokenizer = tokenizer
         self._checkpoint = checkpoint
         self._template = template if mode == "auto" else None
         self.precision = precision
@@ -156,21 +141,26 @@ class Model:
 
     @property
     def layer_count(self) -> int:
-        return self._engine.layer_count
+        return self.engine.layer_count
 
     @property
     def hidden_size(self) -> int:
-        return self._engine.hidden_size
+        return self.engine.hidden_size
 
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding; the tokenizer may know fewer or more."""
-        return self._engine.vocab_size
+        return self.engine.vocab_size
 
     @property
     def context_length(self) -> int:
         """A prompt must have fewer tokens than this."""
-        return self._engine.context_length
+        return self.engine.context_length
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Any of these ends a generation."""
+        return self.engine.eos_token_ids
 
     def __repr__(self) -> str:
         return f"<ster.Model {self.name}: {self.layer_count} layers, hidden {self.hidden_size}, {self.precision} weights>"
@@ -179,11 +169,11 @@ class Model:
 
     def encode(self, text: str) -> list[int]:
         """Raw text -> ids, with the special tokens the tokenizer adds. No chat template."""
-        return self._tokenizer.encode(check_prompt(text))
+        return self.tokenizer.encode(check_prompt(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids -> text, special tokens left out."""
-        return self._tokenizer.decode(ids)
+        return self.tokenizer.decode(ids)
 
     def prompt_tokens(self, prompt: str) -> list[int]:
         """The ids that run for `prompt`: through the chat template when `chat_template` is "applied", as raw text otherwise."""
@@ -194,9 +184,31 @@ class Model:
     def _prompt_tokens(self, prompt: str, name: str | None) -> list[int]:
         """`prompt` -> ids that the engine will take; `name` says which prompt it is, in refusals."""
         if self._template is not None:
-            ids = self._tokenizer.encode(self._template.render(prompt), special_tokens=False)
+            ids = self.tokenizer.encode(self._template.render([{"role": "user", "content": prompt}]), special_tokens=False)
         else:
-            ids = self._tokenizer.encode(prompt)
+            ids = self.tokenizer.encode(prompt)
+        self._check_tokens(ids, name)
+        return ids
+
+    def chat_tokens(self, messages: Sequence[Message], *, add_generation_prompt: bool | None = None) -> list[int]:
+        """The ids of a conversation, through the chat template.
+
+        add_generation_prompt: end with the marker that opens the assistant's turn. None: yes, unless the last message is the
+        assistant's own.
+
+        Raises:
+            InputError: the model has no template, or `load` switched it off; or the template refused.
+        """
+        ids = self._chat_tokens(messages, add_generation_prompt, None)
+        self._warn_of_two_bos(["the prompt"] if self._has_two_bos(ids) else [])
+        return ids
+
+    def _chat_tokens(self, messages: Sequence[Message], add_generation_prompt: bool | None, name: str | None) -> list[int]:
+        if self._template is None:
+            why = "is switched off" if self.chat_template == "off" else "is not in this checkpoint"
+            raise InputError(f"chat messages need a chat template, which {why}{at(name)}")
+        opened = messages[-1].get("role") != "assistant" if add_generation_prompt is None and messages else bool(add_generation_prompt)
+        ids = self.tokenizer.encode(self._template.render(messages, add_generation_prompt=opened), special_tokens=False)
         self._check_tokens(ids, name)
         return ids
 
@@ -223,7 +235,7 @@ class Model:
             raise ContextError(f"prompt contains {len(ids)} tokens, model context allows fewer than {limit}{at(name)}")
         for position, token in enumerate(ids):
             if not 0 <= token < self.vocab_size:
-                text = f"token `{self._tokenizer.piece(token)}` (id {token})" if 0 <= token < self._tokenizer.size else f"token id {token}"
+                text = f"token `{self.tokenizer.piece(token)}` (id {token})" if 0 <= token < self.tokenizer.size else f"token id {token}"
                 raise TokenError(
                     f"{text} at position {position} of {name or 'the prompt'} is outside the embedding's 0..{self.vocab_size - 1} range"
                 )
@@ -330,17 +342,17 @@ class Model:
             for batch in plan_batches([len(ids) for ids in unique], budget):
                 sequences = [_native.Sequence(np.array(unique[i], dtype=np.uint32), layers=layers, rows=rows) for i in batch]
                 names = [f"prompts[{places[unique[i]][0]}]" for i in batch]
-                for i, output in zip(batch, self._forward(sequences, names), strict=True):
+                for i, output in zip(batch, self.forward(sequences, names), strict=True):
                     assert output.residual is not None
                     for place in places[unique[i]]:
                         keep(place, output.residual)
                     done += len(places[unique[i]])
                 report(done, len(prompts))
 
-    def _forward(self, sequences: Sequence[_native.Sequence], names: Sequence[str]) -> list[_native.Output]:
+    def forward(self, sequences: Sequence[_native.Sequence], names: Sequence[str]) -> list[_native.Output]:
         """The engine's pass; a refusal that speaks of a sequence of the batch names the caller's prompt instead."""
         try:
-            return self._engine.forward(sequences)
+            return self.engine.forward(sequences)
         except NonFiniteError as error:
             message = re.sub(r"\bsequence (\d+)", lambda match: names[int(match[1])], error.message)
             raise NonFiniteError(message, error.hint) from None
@@ -367,26 +379,137 @@ class Model:
             InputError, NonFiniteError: as in `activations`. SteeringError: an edit that cannot be applied.
         """
         _choice("point", point, ("pre_steer", "post_steer"))
-        if isinstance(prompt, str):
-            ids = self.prompt_tokens(prompt)
-        else:
-            ids = [_token_id(token) for token in prompt]
-            self._check_tokens(ids, None)
+        ids = self._ids_of(prompt)
+        edits = list_edits(steering)
+        check_reach(edits, len(ids) - 1, f"the prompt has {len(ids)} tokens")
         chosen = [] if layers is None else parse_layers(layers, self.layer_count)
         sequence = _native.Sequence(
             np.array(ids, dtype=np.uint32),
-            steering=list_edits(steering),
+            steering=edits,
             layers=chosen,
             rows="all",
             point=point,
             logits="all" if logits else "none",
         )
-        output = self._forward([sequence], ["the prompt"])[0]
+        output = self.forward([sequence], ["the prompt"])[0]
         residual = output.residual
         if residual is None:
             residual = np.zeros((0, len(ids), self.hidden_size), np.float32)
-        tokens = [self._tokenizer.piece(token) for token in ids]
+        tokens = [self.tokenizer.piece(token) for token in ids]
         return Trace(ids, tokens, chosen, residual, output.logits, point, output.steered)
+
+    def _ids_of(self, prompt: Prompt) -> list[int]:
+        """Text and messages through the template, token ids as they are; checked."""
+        if isinstance(prompt, str):
+            return self.prompt_tokens(prompt)
+        items = list(prompt)
+        if items and all(isinstance(item, Mapping) for item in items):
+            return self.chat_tokens(cast("list[Message]", items))
+        ids = [_token_id(token) for token in items]
+        self._check_tokens(ids, None)
+        return ids
+
+    # Text
+
+    def generate(
+        self,
+        prompt: Prompt,
+        steering: Steering = None,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        ignore_eos: bool = False,
+        layers: Layers | None = None,
+        point: Point = "post_steer",
+    ) -> Generation:
+        """Continue a prompt, steered or not.
+
+        Args:
+            prompt: text (see `chat_template`), chat messages, or token ids, which run as they are.
+            steering: see `ster.steer`. It reaches every row that runs: the prompt, and every generated token but the last.
+            temperature: 0 takes the likeliest token each time; above, tokens are drawn from softmax(logits / temperature).
+            top_p, top_k, min_p, repetition_penalty: see `ster._native.sample`.
+            seed: the same seed gives the same text on every machine. None: a random one, which the result names.
+            stop: texts that end the generation; they are cut off.
+            ignore_eos: go on past end-of-text tokens.
+            layers: also capture these blocks, at `point`, for every row that ran.
+
+        Raises:
+            InputError: a prompt, setting or layer that cannot be used. SteeringError: an edit no pass of this request reaches.
+            NonFiniteError: as in `activations`. KeyboardInterrupt: within a second of Ctrl-C.
+        """
+        settings = Settings(max_new_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, _stops(stop), ignore_eos)
+        ids, steps = self._start(prompt, steering, settings, layers, point)
+        return collect(self, ids, steps, layers, point)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        steering: Steering = None,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        ignore_eos: bool = False,
+        layers: Layers | None = None,
+        point: Point = "post_steer",
+    ) -> Iterator[Step]:
+        """`generate`, token by token. The texts of the steps, joined, are the text of `generate`. Refusals come from the call itself."""
+        settings = Settings(max_new_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, _stops(stop), ignore_eos)
+        return self._start(prompt, steering, settings, layers, point)[1]
+
+    def _start(
+        self, prompt: Prompt, steering: Steering, settings: Settings, layers: Layers | None, point: Point
+    ) -> tuple[list[int], Iterator[Step]]:
+        _choice("point", point, ("pre_steer", "post_steer"))
+        ids = self._ids_of(prompt)
+        edits = list_edits(steering)
+        new = min(settings.max_new_tokens, self.context_length - len(ids))
+        check_reach(
+            edits,
+            len(ids) + new - 2,
+            f"the prompt has {len(ids)} tokens, {new} are generated, and the last generated token never runs through the model",
+        )
+        self._check_edits(edits)
+        if layers is not None:
+            parse_layers(layers, self.layer_count)
+        return ids, stream(self, ids, edits, settings, layers, point)
+
+    def _check_edits(self, edits: Sequence[_native.Edit]) -> None:
+        """What the engine would refuse too, before the first pass."""
+        for edit in edits:
+            if edit.layer >= self.layer_count:
+                raise LayerError(f"layer {edit.layer} is outside the model's 0..{self.layer_count - 1} range")
+            width = edit.vectors.shape[1]
+            if width != self.hidden_size:
+                raise SteeringError(f"steering at layer {edit.layer} has vector width {width}, expected {self.hidden_size}")
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def check_reach(edits: Sequence[_native.Edit], reach: int, why: str) -> None:
+    """Refuse a position that no pass reaches: a vector must not be accepted and then ignored.
+
+    Raises:
+        SteeringError: an edit names a position beyond `reach`.
+    """
+    for edit in edits:
+        beyond = [position for position in edit.positions or () if position > reach]
+        if beyond:
+            raise SteeringError(f"steering names position {beyond[0]}, but this run reaches position {reach} at most: {why}")
 
 
 def list_edits(steering: Steering) -> list[_native.Edit]:

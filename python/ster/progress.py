@@ -10,7 +10,8 @@ from contextlib import contextmanager
 Report = Callable[[int, int], object]
 Progress = bool | Report | None
 
-PLAIN_EVERY = 2.0  # seconds between plain lines
+PLAIN_EVERY = 2.0  # seconds between plain lines, at least
+PLAIN_SHARE = 0.05  # and of the time that has passed, so that a day of work is not a thousand lines
 
 
 @contextmanager
@@ -33,13 +34,13 @@ def reporter(progress: Progress, label: str) -> Iterator[Report]:
 
 
 def _plain(label: str) -> Report:
-    """At most one line in `PLAIN_EVERY` seconds, so that a short call says nothing and a log stays short."""
-    last = time.monotonic()
+    """A line now and then: a short call says nothing, and a log stays short."""
+    last = start = time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= PLAIN_EVERY:
+        if now - last >= max(PLAIN_EVERY, PLAIN_SHARE * (now - start)):
             last = now
             print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
 

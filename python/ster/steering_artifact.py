@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 from ster._files import write_atomic
 from ster.errors import ArtifactError, InputError, LayerError
 from ster.pairs import MalformedError, kind, known_keys, read_json
+
+if TYPE_CHECKING:
+    from ster.steering import Steering
 
 SCHEMA_VERSION = 1
 PRODUCT = "ster"
@@ -110,6 +113,12 @@ class SteeringArtifact:
             if vector.layer == layer:
                 return vector.values
         raise LayerError(f"the artifact has no vector for layer {layer}", f"it has {', '.join(map(str, self.layers))}")
+
+    def at(self, layer: int | None = None, *, strength: float = 1.0) -> Steering:
+        """Something to pass as `steering=`: all layers, or one. See `ster.steer` for positions and norm matching."""
+        from ster.steering import steer
+
+        return steer(self, layer, strength=strength)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SteeringArtifact:

@@ -89,4 +89,5 @@ def extract(
     else:
         artifact.save(target, format=chosen)
         console.data(target)
-    console.note(f"{len(texts)} prompts, layers {layers}, hidden {opened.hidden_size}, chat template {opened.chat_template}")
+    count = "1 prompt" if len(texts) == 1 else f"{len(texts)} prompts"
+    console.note(f"{count}, layers {layers}, hidden {opened.hidden_size}, chat template {opened.chat_template}")

@@ -45,6 +45,8 @@ pub enum Error {
     Cache { problem: String },
     #[error("`STER_KERNELS={name}` {problem}")]
     Kernels { name: String, problem: String },
+    #[error("{field} {problem}")]
+    Sampling { field: &'static str, problem: String },
     #[error("threads must be between 1 and 1024, found {found}")]
     Threads { found: usize },
 

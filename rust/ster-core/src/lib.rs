@@ -5,6 +5,7 @@
 //! | [`checkpoint`] | files on disk -> named, typed, memory-mapped tensors |
 //! | [`llama`] | config, weights, RoPE and the forward pass |
 //! | [`batch`], [`capture`], [`steer`] | what runs, what is kept, what is added |
+//! | [`sample`] | logits -> next token |
 //! | [`kernels`] | slices in, slices out; one operation a file, the same bits on every instruction set |
 //! | [`pool`] | threads that share rows and columns, never a sum |
 //!
@@ -17,6 +18,7 @@ pub mod error;
 pub mod kernels;
 pub mod llama;
 pub mod pool;
+pub mod sample;
 pub mod steer;
 pub mod tensor;
 

@@ -104,6 +104,8 @@ impl Pool {
             let work = std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync + 'static)>(work);
             *shared.job.get() = Some(Job { grains, work });
         }
+        // A region that unwound in the caller may have left it set.
+        shared.panicked.store(false, SeqCst);
         shared.next.store(0, SeqCst);
         shared.gate.store(1, SeqCst);
         shared.region.fetch_add(1, SeqCst);
@@ -127,7 +129,7 @@ impl Pool {
             }
         }
         drop(region);
-        if shared.panicked.swap(false, SeqCst) {
+        if shared.panicked.load(SeqCst) {
             panic!("a worker thread panicked");
         }
         !stopped

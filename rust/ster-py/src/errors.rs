@@ -30,7 +30,7 @@ pub fn to_python(error: Error) -> PyErr {
         Error::Context { .. } => class::ContextError::new_err(args),
         Error::Steering { .. } => class::SteeringError::new_err(args),
         Error::Cache { .. } => class::CacheError::new_err(args),
-        Error::Kernels { .. } | Error::Threads { .. } => class::InputError::new_err(args),
+        Error::Kernels { .. } | Error::Sampling { .. } | Error::Threads { .. } => class::InputError::new_err(args),
         Error::NonFinite { .. } | Error::NonFiniteLogits { .. } => class::NonFiniteError::new_err(args),
         // The caller raises what interrupted it instead; this is for an interrupt nobody claims.
         Error::Interrupted => pyo3::exceptions::PyKeyboardInterrupt::new_err(()),

@@ -2,6 +2,7 @@
 
 mod engine;
 mod errors;
+mod sample;
 mod sequence;
 
 use pyo3::prelude::*;
@@ -14,5 +15,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sequence::Sequence>()?;
     module.add_class::<sequence::Output>()?;
     module.add_class::<engine::Engine>()?;
+    module.add_function(wrap_pyfunction!(sample::sample, module)?)?;
     Ok(())
 }

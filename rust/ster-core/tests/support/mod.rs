@@ -127,7 +127,7 @@ impl Default for Tiny {
             head_dim: 8,
             mlp: 40,
             vocab: 50,
-            context: 256,
+            context: 512,
             dtype: Dtype::F32,
             biases: false,
             tied: false,

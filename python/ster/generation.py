@@ -1,0 +1,202 @@
+"""Text out of a model: one pass for the prompt, then one token a pass through the KV cache, steered or not.
+
+The rows that run are the prompt's and every generated token's but the last, which is chosen and never run. Cached decoding gives the
+same bits as running the whole text again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ster import _native
+from ster.errors import InputError
+from ster.layers import Layers, parse_layers
+from ster.trace import Point, Trace
+
+if TYPE_CHECKING:
+    from ster.model import Model
+    from ster.tokenizer import Tokenizer
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to generate; the arguments of `Model.generate`, checked.
+
+    Raises:
+        InputError: a setting out of its range.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_new_tokens, bool) or not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+            raise InputError("max_new_tokens must be greater than zero")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            raise InputError(f"seed must be between 0 and 2^64 - 1, found {self.seed}")
+        if self.top_k is not None and self.top_k < 1:
+            raise InputError(f"top_k must be at least 1, found {self.top_k}")
+        for stop in self.stop:
+            if not isinstance(stop, str) or not stop:
+                raise InputError("a stop string must not be empty")
+        # The engine knows the other ranges; it says so before anything runs.
+        self.choose(np.zeros(1, np.float32), [], 1, 0, 0)
+
+    def choose(self, logits: NDArray[np.float32], text: Sequence[int], allowed: int, seed: int, step: int) -> int:
+        """The next token from logits `[vocab]`."""
+        return _native.sample(
+            logits,
+            text,
+            allowed=allowed,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=seed,
+            step=step,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One generated token. text: what it adds to the text; empty while a character is incomplete or a stop string may be starting.
+
+    finish_reason: set on the last step. residual: float32 `[layers, rows, hidden]` of the rows that ran to choose it (the whole prompt
+    for the first), or None when no layer was asked for. steered: per edit, the positions those rows were steered at.
+    """
+
+    token_id: int
+    text: str
+    finish_reason: FinishReason | None
+    seed: int
+    residual: NDArray[np.float32] | None
+    steered: list[list[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """text: the new text, without what a stop string cut off. token_ids: new tokens, with the one that ended it.
+
+    finish_reason: `stop` at an end-of-text token or a stop string, `length` at the limit or the end of the context.
+    seed: what sampling used, to have the same text again. trace: rows prompt + generated - 1, when layers were asked for.
+    steered: per edit, the positions it reached.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    prompt_token_ids: list[int]
+    seed: int
+    trace: Trace | None
+    steered: list[list[int]]
+
+
+def stream(
+    model: Model,
+    prompt_ids: Sequence[int],
+    edits: Sequence[_native.Edit],
+    settings: Settings,
+    layers: Layers | None,
+    point: Point,
+) -> Iterator[Step]:
+    """Tokens as they come. The caller has refused what can be refused."""
+    chosen = [] if layers is None else parse_layers(layers, model.layer_count)
+    seed = secrets.randbits(63) if settings.seed is None else settings.seed
+    engine, tokenizer = model.engine, model.tokenizer
+    allowed = min(model.vocab_size, tokenizer.size)
+    ends = set() if settings.ignore_eos else set(model.eos_token_ids)
+    limit = min(settings.max_new_tokens, model.context_length - len(prompt_ids))
+    writer = TextWriter(tokenizer, settings.stop)
+    cache = engine.cache()
+    text, run = list(prompt_ids), list(prompt_ids)
+    for step in range(limit):
+        sequence = _native.Sequence(
+            np.array(run, dtype=np.uint32), cache=cache, steering=edits, layers=chosen, rows="all", point=point, logits="last"
+        )
+        output = model.forward([sequence], ["the text"])[0]
+        assert output.logits is not None
+        token = settings.choose(output.logits[0], text, allowed, seed, step)
+        text.append(token)
+        run = [token]
+        ended = token in ends
+        added, stopped = writer.add(token, last=ended or step + 1 == limit)
+        reason: FinishReason | None = "stop" if ended or stopped else "length" if step + 1 == limit else None
+        yield Step(token, added, reason, seed, output.residual, output.steered)
+        if reason is not None:
+            return
+
+
+def collect(model: Model, prompt_ids: Sequence[int], steps: Iterator[Step], layers: Layers | None, point: Point) -> Generation:
+    """All of a stream in one piece."""
+    ids: list[int] = []
+    parts: list[str] = []
+    rows: list[NDArray[np.float32]] = []
+    steered: list[list[int]] = []
+    last: Step | None = None
+    for last in steps:
+        ids.append(last.token_id)
+        parts.append(last.text)
+        if last.residual is not None:
+            rows.append(last.residual)
+        steered = [before + more for before, more in zip(steered or [[] for _ in last.steered], last.steered, strict=True)]
+    assert last is not None and last.finish_reason is not None
+    trace = None
+    if layers is not None:
+        ran = [*prompt_ids, *ids[:-1]]
+        names = [model.tokenizer.piece(token) for token in ran]
+        trace = Trace(ran, names, parse_layers(layers, model.layer_count), np.concatenate(rows, axis=1), None, point, steered)
+    return Generation("".join(parts), ids, last.finish_reason, list(prompt_ids), last.seed, trace, steered)
+
+
+class TextWriter:
+    """Token ids -> text as it becomes certain: never half a character, never the beginning of a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._ids: list[int] = []
+        # ids[start:done] are written; decoding begins at `start`, because a token's text can depend on the one before.
+        self._start = 0
+        self._done = 0
+        self._held = ""
+
+    def add(self, token: int, *, last: bool) -> tuple[str, bool]:
+        """The text that is certain now, and whether a stop string ended it. With `last`, all of it."""
+        self._ids.append(token)
+        before = self._tokenizer.decode(self._ids[self._start : self._done])
+        now = self._tokenizer.decode(self._ids[self._start :])
+        if last or not now.endswith("\ufffd"):
+            self._held += now[len(before) :]
+            self._start, self._done = self._done, len(self._ids)
+        found = min((at for at in map(self._held.find, self._stop) if at >= 0), default=None)
+        if found is not None:
+            return self._take(found), True
+        return self._take(len(self._held) if last else len(self._held) - self._beginnings()), False
+
+    def _take(self, count: int) -> str:
+        text, self._held = self._held[:count], self._held[count:]
+        return text
+
+    def _beginnings(self) -> int:
+        """How many characters at the end may begin a stop string."""
+        longest = min(max(map(len, self._stop), default=1) - 1, len(self._held))
+        for count in range(longest, 0, -1):
+            if any(stop.startswith(self._held[-count:]) for stop in self._stop):
+                return count
+        return 0

@@ -1,0 +1,965 @@
+//! The laws of the engine, bit for bit, over random batches on tiny random checkpoints: what a sequence gives depends on its tokens and
+//! its plan alone. And every error a load or a pass can give.
+
+mod support;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+use serde_json::json;
+use ster_core::kernels::Isa;
+use ster_core::sample::Sampling;
+use ster_core::tensor::{Dtype, Matrix};
+use ster_core::{CapturePlan, CaptureRows, Edit, Error, KvCache, LogitRows, Output, Result, Sequence, SteeringLlama, SteeringPlan, Tap};
+use support::{Rng, Tiny, bits};
+use tempfile::TempDir;
+
+// ------------------------------------------------------------------------------------------------------------------------- engines
+
+/// Engines for one checkpoint: all that may differ between them is threads and instruction set.
+struct Engines {
+    /// The fastest instruction set, one thread.
+    plain: SteeringLlama,
+    others: Vec<SteeringLlama>,
+}
+
+impl Engines {
+    fn of(tiny: &Tiny) -> Engines {
+        let dir = TempDir::new().unwrap();
+        tiny.write(dir.path());
+        let load = |threads, isa| SteeringLlama::load_with(dir.path(), Some(threads), isa).unwrap();
+        let fastest = Isa::available()[0];
+        let mut others = vec![load(2, fastest), load(5, fastest)];
+        others.extend(Isa::available().into_iter().enumerate().map(|(n, isa)| load(1 + n % 2, isa)));
+        // The files are mapped: the folder may go.
+        Engines { plain: load(1, fastest), others }
+    }
+}
+
+const KINDS: usize = 4;
+
+/// 0: F32, heads of 8; 1: BF16, heads of 24, biases, YaRN; 2: F16, tied, GELU; 3: dynamic RoPE past its context.
+fn engines(kind: usize) -> &'static Engines {
+    static LOADED: [OnceLock<Engines>; KINDS] = [const { OnceLock::new() }; KINDS];
+    LOADED[kind].get_or_init(|| {
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64});
+        Engines::of(&match kind {
+            0 => Tiny::default(),
+            1 => Tiny { dtype: Dtype::BF16, head_dim: 24, biases: true, rope: Some(yarn), ..Tiny::default() },
+            2 => Tiny { dtype: Dtype::F16, tied: true, activation: "gelu_pytorch_tanh", layers: 4, ..Tiny::default() },
+            _ => Tiny { rope: Some(json!({"type": "dynamic", "factor": 4.0})), context: 64, ..Tiny::default() },
+        })
+    })
+}
+
+/// Kinds for which a sequence may be cut: a dynamic rotation depends on the length of the pass, as the documentation says.
+fn cuttable() -> impl Strategy<Value = usize> {
+    0..KINDS - 1
+}
+
+const HIDDEN: usize = 48;
+const VOCAB: u32 = 50;
+
+// ------------------------------------------------------------------------------------------------------------------------ sequences
+
+/// A sequence that owns what `Sequence` borrows.
+#[derive(Clone, Debug)]
+struct Ask {
+    tokens: Vec<u32>,
+    steering: SteeringPlan,
+    capture: CapturePlan,
+    logits: LogitRows,
+}
+
+impl Ask {
+    /// Everything there is to see: all layers, all rows, all logits.
+    fn all(model: &SteeringLlama, tokens: &[u32], steering: &SteeringPlan, tap: Tap) -> Ask {
+        let capture = CapturePlan { layers: (0..model.config().layers).collect(), rows: CaptureRows::All, tap };
+        Ask { tokens: tokens.into(), steering: steering.clone(), capture, logits: LogitRows::All }
+    }
+
+    fn sequence<'a>(&'a self, cache: Option<&'a mut KvCache>) -> Sequence<'a> {
+        Sequence { tokens: &self.tokens, cache, steering: &self.steering, capture: self.capture.clone(), logits: self.logits }
+    }
+}
+
+fn run(model: &SteeringLlama, asks: &[Ask]) -> Vec<Output> {
+    let mut sequences: Vec<_> = asks.iter().map(|ask| ask.sequence(None)).collect();
+    model.forward(&mut sequences, &|| false).unwrap()
+}
+
+fn run_one(model: &SteeringLlama, ask: &Ask) -> Output {
+    run(model, std::slice::from_ref(ask)).remove(0)
+}
+
+fn run_cached(model: &SteeringLlama, ask: &Ask, cache: &mut KvCache) -> Result<Output> {
+    Ok(model.forward(&mut [ask.sequence(Some(cache))], &|| false)?.remove(0))
+}
+
+/// All outputs of `tokens`, run in pieces that end at `ends` through `cache`.
+fn in_pieces(model: &SteeringLlama, tokens: &[u32], steering: &SteeringPlan, ends: &[usize], cache: &mut KvCache) -> Vec<Output> {
+    let mut start = 0;
+    ends.iter()
+        .map(|&end| {
+            let piece = Ask::all(model, &tokens[start..end], steering, Tap::PostSteer);
+            start = end;
+            run_cached(model, &piece, cache).unwrap()
+        })
+        .collect()
+}
+
+/// Outputs of consecutive pieces as the output of the whole.
+fn join(pieces: &[Output]) -> Output {
+    let [layers, _, hidden] = pieces[0].residual_shape;
+    let vocab = pieces[0].logits_shape[1];
+    let mut whole = Output::default();
+    for layer in 0..layers {
+        for piece in pieces {
+            let size = piece.residual_shape[1] * hidden;
+            whole.residual.extend(&piece.residual[layer * size..(layer + 1) * size]);
+        }
+    }
+    let rows = pieces.iter().map(|piece| piece.residual_shape[1]).sum();
+    whole.residual_shape = [layers, rows, hidden];
+    for piece in pieces {
+        whole.logits.extend(&piece.logits);
+        whole.logits_shape = [whole.logits_shape[0] + piece.logits_shape[0], vocab];
+        whole.steered.resize(piece.steered.len(), Vec::new());
+        for (all, part) in whole.steered.iter_mut().zip(&piece.steered) {
+            all.extend(part);
+        }
+    }
+    whole
+}
+
+/// Bit for bit, or a panic that names the first place where they part.
+#[track_caller]
+fn same(what: &str, found: &Output, expected: &Output) {
+    assert_eq!(found.residual_shape, expected.residual_shape, "{what}");
+    assert_eq!(found.logits_shape, expected.logits_shape, "{what}");
+    assert_eq!(found.steered, expected.steered, "{what}");
+    let [_, rows, hidden] = expected.residual_shape;
+    same_numbers(&format!("{what}: residual"), &found.residual, &expected.residual, &[rows * hidden, hidden]);
+    same_numbers(&format!("{what}: logits"), &found.logits, &expected.logits, &[expected.logits_shape[1]]);
+}
+
+#[track_caller]
+fn same_numbers(what: &str, found: &[f32], expected: &[f32], strides: &[usize]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    if let Some(at) = (0..found.len()).find(|&at| found[at].to_bits() != expected[at].to_bits()) {
+        let mut left = at;
+        let mut index: Vec<usize> = Vec::new();
+        for stride in strides {
+            index.push(left / stride);
+            left %= stride;
+        }
+        index.push(left);
+        let ulps = i64::from(found[at].to_bits()) - i64::from(expected[at].to_bits());
+        let differ = (0..found.len()).filter(|&at| found[at].to_bits() != expected[at].to_bits()).count();
+        panic!("{what} differs first at {index:?}: {} for {}, {ulps} ulp; {differ} of {} differ", found[at], expected[at], found.len());
+    }
+}
+
+impl Ask {
+    /// The rows of `output`'s layer `layer` of those captured.
+    fn layer<'a>(&self, output: &'a Output, layer: usize) -> &'a [f32] {
+        let slot = self.capture.layers.iter().position(|&l| l == layer).expect("a captured layer");
+        let size = output.residual_shape[1] * output.residual_shape[2];
+        &output.residual[slot * size..(slot + 1) * size]
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------ strategies
+
+fn token_count() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => 1..24usize, 2 => select(&[1usize, 2, 17, 63, 64, 65, 130][..])]
+}
+
+fn tokens() -> impl Strategy<Value = Vec<u32>> {
+    token_count().prop_flat_map(|count| prop::collection::vec(0..VOCAB, count))
+}
+
+fn edit(layers: usize) -> impl Strategy<Value = Edit> {
+    let positions = prop::option::of(prop::collection::btree_set(0..40usize, 1..5));
+    (0..layers, any::<u64>(), -3.0..3.0f32, positions, any::<bool>(), any::<bool>()).prop_map(
+        |(layer, seed, scale, positions, each, norm_match)| {
+            let positions: Option<Vec<usize>> = positions.map(|set| set.into_iter().rev().collect());
+            let rows = positions.as_ref().map_or(1, |positions| if each { positions.len() } else { 1 });
+            Edit { layer, vectors: vectors(rows, seed), scale, positions, norm_match }
+        },
+    )
+}
+
+fn vectors(rows: usize, seed: u64) -> Matrix {
+    let mut rng = Rng::new(seed);
+    Matrix { rows, cols: HIDDEN, data: (0..rows * HIDDEN).map(|_| rng.normal() as f32).collect() }
+}
+
+fn plan() -> impl Strategy<Value = SteeringPlan> {
+    prop_oneof![
+        Just(SteeringPlan::default()),
+        prop::collection::vec(edit(3).prop_map(Arc::new), 1..4).prop_map(|edits| SteeringPlan { edits })
+    ]
+}
+
+fn capture() -> impl Strategy<Value = CapturePlan> {
+    let rows = select(&[CaptureRows::Last, CaptureRows::All][..]);
+    let tap = select(&[Tap::PreSteer, Tap::PostSteer][..]);
+    (prop::collection::btree_set(0..3usize, 0..4), rows, tap).prop_map(|(layers, rows, tap)| CapturePlan {
+        layers: layers.into_iter().collect(),
+        rows,
+        tap,
+    })
+}
+
+fn ask() -> impl Strategy<Value = Ask> {
+    let logits = select(&[LogitRows::None, LogitRows::Last, LogitRows::All][..]);
+    (tokens(), plan(), capture(), logits).prop_map(|(tokens, steering, capture, logits)| Ask { tokens, steering, capture, logits })
+}
+
+/// A batch, some of it repeated.
+fn batch() -> impl Strategy<Value = Vec<Ask>> {
+    (prop::collection::vec(ask(), 1..6), prop::collection::vec(any::<Index>(), 0..4)).prop_map(|(mut asks, repeated)| {
+        for index in repeated {
+            let again = index.get(&asks).clone();
+            asks.push(again);
+        }
+        asks
+    })
+}
+
+/// Ends of the pieces that a sequence of `count` tokens is cut into: all in one, one by one, or at random.
+fn pieces(count: usize) -> impl Strategy<Value = Vec<usize>> {
+    let random = prop::collection::btree_set(1..=count, 0..6).prop_map(move |mut ends| {
+        ends.insert(count);
+        ends.into_iter().collect::<Vec<_>>()
+    });
+    prop_oneof![1 => Just(vec![count]), 1 => Just((1..=count).collect()), 4 => random]
+}
+
+fn cut_tokens() -> impl Strategy<Value = (Vec<u32>, Vec<usize>)> {
+    tokens().prop_flat_map(|tokens| {
+        let ends = pieces(tokens.len());
+        (Just(tokens), ends)
+    })
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+// --------------------------------------------------------------------------------------------------- companions, threads, processors
+
+proptest! {
+    #![proptest_config(config(200))]
+
+    #[test]
+    fn a_sequence_gives_the_same_alone_and_in_any_batch_in_any_order(
+        kind in 0..KINDS, asks in batch(), order in any::<u64>(),
+    ) {
+        let model = &engines(kind).plain;
+        let alone: Vec<_> = asks.iter().map(|ask| run_one(model, ask)).collect();
+        for (n, found) in run(model, &asks).iter().enumerate() {
+            same(&format!("sequence {n} of {}", asks.len()), found, &alone[n]);
+        }
+        let mut places: Vec<usize> = (0..asks.len()).collect();
+        let mut rng = Rng::new(order);
+        for n in (1..places.len()).rev() {
+            places.swap(n, rng.below(n + 1));
+        }
+        let shuffled: Vec<_> = places.iter().map(|&place| asks[place].clone()).collect();
+        for (found, &place) in run(model, &shuffled).iter().zip(&places) {
+            same(&format!("sequence {place} in the order {places:?}"), found, &alone[place]);
+        }
+    }
+
+    #[test]
+    fn threads_and_instruction_sets_change_no_bit(kind in 0..KINDS, asks in batch()) {
+        let engines = engines(kind);
+        let expected = run(&engines.plain, &asks);
+        for other in &engines.others {
+            for (n, (found, expected)) in run(other, &asks).iter().zip(&expected).enumerate() {
+                same(&format!("sequence {n} with {} threads on {}", other.threads(), other.isa().name()), found, expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_of_sixty_four_is_sixty_four_sequences() {
+    let engines = engines(1);
+    let mut rng = Rng::new(64);
+    let asks: Vec<Ask> = (0..64)
+        .map(|n| {
+            let count = [1, 2, 17, 63, 64, 65, 130, 200][n % 8];
+            let tokens: Vec<u32> = (0..count).map(|_| rng.below(VOCAB as usize) as u32).collect();
+            Ask::all(&engines.plain, &tokens, &SteeringPlan::default(), Tap::PreSteer)
+        })
+        .collect();
+    let alone: Vec<_> = asks.iter().map(|ask| run_one(&engines.plain, ask)).collect();
+    for model in [&engines.plain, &engines.others[0], &engines.others[1]] {
+        for (n, found) in run(model, &asks).iter().enumerate() {
+            same(&format!("sequence {n} of 64 with {} threads", model.threads()), found, &alone[n]);
+        }
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------------------------- caches
+
+proptest! {
+    #![proptest_config(config(200))]
+
+    #[test]
+    fn a_sequence_gives_the_same_whole_token_by_token_and_in_any_pieces(kind in cuttable(), (tokens, ends) in cut_tokens(), plan in plan()) {
+        let model = &engines(kind).plain;
+        let whole = run_one(model, &Ask::all(model, &tokens, &plan, Tap::PostSteer));
+        let mut cache = model.cache();
+        let found = join(&in_pieces(model, &tokens, &plan, &ends, &mut cache));
+        same(&format!("in pieces to {ends:?}"), &found, &whole);
+        prop_assert_eq!(cache.len(), tokens.len());
+    }
+
+    /// Several cached sequences, each cut in its own way, run side by side with an uncached one.
+    #[test]
+    fn pieces_of_several_sequences_share_passes(kind in cuttable(), cuts in prop::collection::vec(cut_tokens(), 2..5), beside in ask()) {
+        let engines = engines(kind);
+        for model in [&engines.plain, &engines.others[0]] {
+            let plan = SteeringPlan::default();
+            let mut caches: Vec<_> = cuts.iter().map(|_| model.cache()).collect();
+            let mut found: Vec<Vec<Output>> = vec![Vec::new(); cuts.len()];
+            let companion = run_one(&engines.plain, &beside);
+            for round in 0..cuts.iter().map(|(_, ends)| ends.len()).max().unwrap() {
+                let due: Vec<usize> = (0..cuts.len()).filter(|&n| round < cuts[n].1.len()).collect();
+                let asks: Vec<Ask> = due
+                    .iter()
+                    .map(|&n| {
+                        let (tokens, ends) = &cuts[n];
+                        let start = if round == 0 { 0 } else { ends[round - 1] };
+                        Ask::all(model, &tokens[start..ends[round]], &plan, Tap::PostSteer)
+                    })
+                    .collect();
+                let mut sequences = vec![beside.sequence(None)];
+                let mut free = caches.iter_mut().enumerate();
+                for (ask, &n) in asks.iter().zip(&due) {
+                    let (_, cache) = free.find(|(index, _)| *index == n).unwrap();
+                    sequences.push(ask.sequence(Some(cache)));
+                }
+                let mut outputs = model.forward(&mut sequences, &|| false).unwrap().into_iter();
+                same("the companion", &outputs.next().unwrap(), &companion);
+                for (output, n) in outputs.zip(due) {
+                    found[n].push(output);
+                }
+            }
+            for (n, (tokens, ends)) in cuts.iter().enumerate() {
+                let whole = run_one(&engines.plain, &Ask::all(model, tokens, &plan, Tap::PostSteer));
+                same(&format!("sequence {n} in pieces to {ends:?}"), &join(&found[n]), &whole);
+            }
+        }
+    }
+
+    /// One prefix, two continuations from a fork anywhere, taken in turns; then a third from the fork of a fork.
+    #[test]
+    fn a_forked_cache_is_a_recomputed_one(
+        kind in cuttable(), stem in tokens(), at in any::<Index>(), first in tokens(), second in tokens(), first_half in any::<Index>(),
+    ) {
+        let model = &engines(kind).plain;
+        let plan = SteeringPlan::default();
+        let mut trunk = model.cache();
+        in_pieces(model, &stem, &plan, &[stem.len()], &mut trunk);
+        let kept = at.index(stem.len() + 1);
+        let mut fork = trunk.fork(kept).unwrap();
+        prop_assert_eq!(fork.len(), kept);
+
+        let half = first_half.index(first.len());
+        if half > 0 {
+            in_pieces(model, &first[..half], &plan, &[half], &mut trunk);
+        }
+        let second_found = in_pieces(model, &second, &plan, &[second.len()], &mut fork);
+        let first_found = in_pieces(model, &first[half..], &plan, &[first.len() - half], &mut trunk);
+        let mut fork_of_fork = fork.fork(kept).unwrap();
+        let third_found = in_pieces(model, &first, &plan, &[first.len()], &mut fork_of_fork);
+
+        let tail = |before: &[u32], tokens: &[u32]| {
+            let mut cache = model.cache();
+            let mut ends = vec![before.len(), before.len() + tokens.len()];
+            ends.dedup();
+            let all = [before, tokens].concat();
+            ends.retain(|&end| end > 0);
+            in_pieces(model, &all, &plan, &ends, &mut cache).pop().unwrap()
+        };
+        same("the trunk goes on", &first_found[0], &tail(&[&stem[..], &first[..half]].concat(), &first[half..]));
+        same("the fork goes on", &second_found[0], &tail(&stem[..kept], &second));
+        same("the fork of the fork goes on", &third_found[0], &tail(&stem[..kept], &first));
+    }
+}
+
+#[test]
+fn a_cache_grows_over_the_edges_of_its_blocks() {
+    let model = &engines(0).plain;
+    let mut rng = Rng::new(9);
+    let tokens: Vec<u32> = (0..140).map(|_| rng.below(VOCAB as usize) as u32).collect();
+    for length in [63, 64, 65, 127, 128, 129, 130] {
+        let plan = SteeringPlan::default();
+        let whole = run_one(model, &Ask::all(model, &tokens[..length + 3], &plan, Tap::PostSteer));
+        let mut cache = model.cache();
+        in_pieces(model, &tokens, &plan, &[length], &mut cache);
+        for fork in [cache.fork(length).unwrap(), cache.fork(length - 1).unwrap(), cache] {
+            let mut fork = fork;
+            let start = fork.len();
+            let rest = in_pieces(model, &tokens[start..length + 3], &plan, &[length + 3 - start], &mut fork);
+            let expected = Output {
+                residual: (0..3).flat_map(|layer| whole.residual[(layer * (length + 3) + start) * HIDDEN..][..(length + 3 - start) * HIDDEN].to_vec()).collect(),
+                residual_shape: rest[0].residual_shape,
+                logits: whole.logits[start * VOCAB as usize..].to_vec(),
+                logits_shape: rest[0].logits_shape,
+                steered: Vec::new(),
+            };
+            same(&format!("from {start} on"), &rest[0], &expected);
+        }
+    }
+}
+
+#[test]
+fn a_cache_filled_by_a_pass_that_stopped_early_is_not_used_deeper() {
+    let model = &engines(0).plain;
+    let shallow = |tokens: &[u32]| Ask {
+        capture: CapturePlan { layers: vec![1], rows: CaptureRows::All, tap: Tap::PreSteer },
+        logits: LogitRows::None,
+        ..Ask::all(model, tokens, &SteeringPlan::default(), Tap::PreSteer)
+    };
+    let mut cache = model.cache();
+    run_cached(model, &shallow(&[1, 2, 3]), &mut cache).unwrap();
+    let refused = run_cached(model, &Ask::all(model, &[4], &SteeringPlan::default(), Tap::PreSteer), &mut cache);
+    assert!(matches!(refused, Err(Error::Cache { .. })), "{refused:?}");
+    let on = run_cached(model, &shallow(&[4]), &mut cache).unwrap();
+    let whole = run_one(model, &shallow(&[1, 2, 3, 4]));
+    for layer in [0] {
+        let rows = whole.residual_shape[1];
+        let expected = &whole.residual[(layer * rows + 3) * HIDDEN..(layer * rows + 4) * HIDDEN];
+        same_numbers("layer 1 through a shallow cache", &on.residual, expected, &[HIDDEN]);
+    }
+    // An emptied one starts again.
+    let mut emptied = cache.fork(0).unwrap();
+    run_cached(model, &Ask::all(model, &[4], &SteeringPlan::default(), Tap::PreSteer), &mut emptied).unwrap();
+}
+
+// ------------------------------------------------------------------------------------------------------------- what is kept of a pass
+
+proptest! {
+    #![proptest_config(config(200))]
+
+    /// Every way to ask for less gives a part of what asking for everything gives.
+    #[test]
+    fn asking_for_less_changes_nothing_that_is_given(kind in 0..KINDS, ask in ask()) {
+        let model = &engines(kind).plain;
+        let all = Ask::all(model, &ask.tokens, &ask.steering, ask.capture.tap);
+        let full = run_one(model, &all);
+        let found = run_one(model, &ask);
+        let count = ask.tokens.len();
+
+        let kept = match ask.capture.rows {
+            CaptureRows::Last => count - 1..count,
+            CaptureRows::All => 0..count,
+        };
+        let rows = if ask.capture.layers.is_empty() { 0 } else { kept.len() };
+        prop_assert_eq!(found.residual_shape, [ask.capture.layers.len(), rows, HIDDEN]);
+        for &layer in &ask.capture.layers {
+            let expected = &all.layer(&full, layer)[kept.start * HIDDEN..kept.end * HIDDEN];
+            same_numbers(&format!("layer {layer}"), ask.layer(&found, layer), expected, &[HIDDEN]);
+        }
+        let vocab = VOCAB as usize;
+        let expected = match ask.logits {
+            LogitRows::None => &[][..],
+            LogitRows::Last => &full.logits[(count - 1) * vocab..],
+            LogitRows::All => &full.logits[..],
+        };
+        same_numbers("logits", &found.logits, expected, &[vocab]);
+        prop_assert_eq!(found.steered, full.steered);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------- steering
+
+/// Both taps of every layer, and the logits.
+fn taps(model: &SteeringLlama, tokens: &[u32], plan: &SteeringPlan) -> [Output; 2] {
+    [Tap::PreSteer, Tap::PostSteer].map(|tap| run_one(model, &Ask::all(model, tokens, plan, tap)))
+}
+
+fn rows_of(output: &Output, layer: usize) -> &[f32] {
+    let size = output.residual_shape[1] * output.residual_shape[2];
+    &output.residual[layer * size..(layer + 1) * size]
+}
+
+proptest! {
+    #![proptest_config(config(150))]
+
+    #[test]
+    fn a_scale_of_zero_is_no_steering(kind in 0..KINDS, tokens in tokens(), edit in edit(3), negative: bool) {
+        let model = &engines(kind).plain;
+        let scale = if negative { -0.0 } else { 0.0 };
+        let plan = SteeringPlan { edits: vec![Arc::new(Edit { scale, ..edit })] };
+        let [pre, post] = taps(model, &tokens, &plan);
+        let [plain, _] = taps(model, &tokens, &SteeringPlan::default());
+        for mut found in [pre, post] {
+            found.steered.clear();
+            same("scale 0", &found, &plain);
+        }
+    }
+
+    #[test]
+    fn a_vector_moves_its_layer_by_scale_times_itself_and_nothing_before_it(kind in 0..KINDS, tokens in tokens(), edit in edit(3)) {
+        let model = &engines(kind).plain;
+        let edit = Edit { norm_match: false, ..edit };
+        let plan = SteeringPlan { edits: vec![Arc::new(edit.clone())] };
+        let [plain, _] = taps(model, &tokens, &SteeringPlan::default());
+        let [pre, post] = taps(model, &tokens, &plan);
+        let reached: Vec<usize> = (0..tokens.len()).filter(|&p| edit.vector_at(p).is_some()).collect();
+        prop_assert_eq!(&post.steered[0], &reached);
+
+        for layer in 0..edit.layer {
+            same_numbers(&format!("pre of layer {layer}"), rows_of(&pre, layer), rows_of(&plain, layer), &[HIDDEN]);
+            same_numbers(&format!("post of layer {layer}"), rows_of(&post, layer), rows_of(&plain, layer), &[HIDDEN]);
+        }
+        same_numbers("pre of its own layer", rows_of(&pre, edit.layer), rows_of(&plain, edit.layer), &[HIDDEN]);
+        let mut expected = rows_of(&plain, edit.layer).to_vec();
+        for &position in &reached {
+            let vector = edit.vector_at(position).unwrap();
+            for (h, v) in expected[position * HIDDEN..].iter_mut().zip(vector) {
+                let product = edit.scale * v;
+                *h += product;
+            }
+        }
+        same_numbers("post of its own layer", rows_of(&post, edit.layer), &expected, &[HIDDEN]);
+        // Rows before the first steered position are as they were at every layer, and so are their logits.
+        let untouched = reached.first().copied().unwrap_or(tokens.len());
+        for layer in 0..model.config().layers {
+            let (found, expected) = (&rows_of(&post, layer)[..untouched * HIDDEN], &rows_of(&plain, layer)[..untouched * HIDDEN]);
+            same_numbers(&format!("rows before the first steered one, layer {layer}"), found, expected, &[HIDDEN]);
+        }
+        let vocab = VOCAB as usize;
+        same_numbers("logits before the first steered row", &post.logits[..untouched * vocab], &plain.logits[..untouched * vocab], &[vocab]);
+        if untouched < tokens.len() && edit.scale != 0.0 {
+            prop_assert_ne!(bits(&post.logits), bits(&plain.logits), "steering reaches the logits");
+        }
+    }
+
+    #[test]
+    fn vectors_on_one_layer_add_up_in_their_order(kind in 0..KINDS, tokens in tokens(), first in edit(3), second in edit(3)) {
+        let model = &engines(kind).plain;
+        let layer = first.layer;
+        let edits = [Edit { norm_match: false, ..first }, Edit { norm_match: false, layer, ..second }];
+        let plan = SteeringPlan { edits: edits.iter().cloned().map(Arc::new).collect() };
+        let [pre, post] = taps(model, &tokens, &plan);
+        let mut expected = rows_of(&pre, layer).to_vec();
+        for edit in &edits {
+            for (position, row) in expected.chunks_exact_mut(HIDDEN).enumerate() {
+                let Some(vector) = edit.vector_at(position) else { continue };
+                for (h, v) in row.iter_mut().zip(vector) {
+                    let product = edit.scale * v;
+                    *h += product;
+                }
+            }
+        }
+        same_numbers("both vectors", rows_of(&post, layer), &expected, &[HIDDEN]);
+        // The same one twice is two additions.
+        let twice = SteeringPlan { edits: vec![Arc::clone(&plan.edits[0]), Arc::clone(&plan.edits[0])] };
+        let apart = SteeringPlan { edits: vec![Arc::new(edits[0].clone()), Arc::new(edits[0].clone())] };
+        same("the same edit twice", &taps(model, &tokens, &twice)[1], &taps(model, &tokens, &apart)[1]);
+    }
+
+    /// `h + scale ||h|| v / ||v||`, with `||h||` of the row before any vector of the layer, whatever stands before it in the plan.
+    #[test]
+    fn norm_matching_scales_a_vector_to_the_unsteered_row(
+        kind in 0..KINDS, tokens in tokens(), matched in edit(3), other in edit(3), first: bool, size in -42.0..30.0f64,
+    ) {
+        let model = &engines(kind).plain;
+        let mut matched = Edit { norm_match: true, ..matched };
+        // The size of the vector itself does not count, even far below the normal range of f32.
+        matched.vectors.data.iter_mut().for_each(|v| *v = (f64::from(*v) * 10f64.powf(size)) as f32);
+        if matched.vectors.data.chunks_exact(HIDDEN).any(|v| v.iter().all(|&v| v == 0.0)) {
+            return Ok(());
+        }
+        let other = Edit { norm_match: false, layer: matched.layer, ..other };
+        let mut edits = vec![matched.clone(), other.clone()];
+        if !first {
+            edits.reverse();
+        }
+        let plan = SteeringPlan { edits: edits.into_iter().map(Arc::new).collect() };
+        let [pre, post] = taps(model, &tokens, &plan);
+        let (pre, post) = (rows_of(&pre, matched.layer), rows_of(&post, matched.layer));
+        let norm = |row: &[f32]| row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        for position in 0..tokens.len() {
+            let h = &pre[position * HIDDEN..][..HIDDEN];
+            let plain = other.vector_at(position);
+            let vector = matched.vector_at(position);
+            for column in 0..HIDDEN {
+                let a = plain.map_or(0.0, |v| f64::from(other.scale) * f64::from(v[column]));
+                let b = vector.map_or(0.0, |v| f64::from(matched.scale) * norm(h) * f64::from(v[column]) / norm(v));
+                let expected = f64::from(h[column]) + a + b;
+                let found = f64::from(post[position * HIDDEN + column]);
+                // Roundings of 2^-24: two for each product (the factor, the product), two sums of at most |h| + |a| + |b|.
+                let bound = 2f64.powi(-24) * 4.01 * (f64::from(h[column]).abs() + a.abs() + b.abs()) + 1e-44;
+                prop_assert!(
+                    (found - expected).abs() <= bound,
+                    "position {position} column {column}: {found} for {expected}, off by {:e}, bound {bound:e}", (found - expected).abs()
+                );
+            }
+        }
+    }
+
+    /// Companions of a steered sequence, steered ones among them, do not see each other's plans.
+    #[test]
+    fn steering_one_sequence_leaves_its_companions_alone(kind in 0..KINDS, tokens in tokens(), edit in edit(3)) {
+        let model = &engines(kind).plain;
+        let steered = Ask::all(model, &tokens, &SteeringPlan { edits: vec![Arc::new(edit)] }, Tap::PostSteer);
+        let plain = Ask::all(model, &tokens, &SteeringPlan::default(), Tap::PostSteer);
+        let found = run(model, &[plain.clone(), steered.clone(), plain.clone()]);
+        let expected = run_one(model, &plain);
+        same("before it", &found[0], &expected);
+        same("after it", &found[2], &expected);
+        same("itself", &found[1], &run_one(model, &steered));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------- failures
+
+/// Some layers of NaN: the model runs until it meets them.
+fn spoiled(spoiled: &[(&'static str, usize, f32)]) -> SteeringLlama {
+    load(&Tiny { spoiled: spoiled.into(), ..Tiny::default() })
+}
+
+fn load(tiny: &Tiny) -> SteeringLlama {
+    let dir = TempDir::new().unwrap();
+    tiny.write(dir.path());
+    SteeringLlama::load(dir.path(), Some(2)).unwrap()
+}
+
+const LAST_TOKEN: u32 = VOCAB - 1;
+const NAN_IN_LAST_EMBEDDING: (&str, usize, f32) = ("model.embed_tokens.weight", LAST_TOKEN as usize * HIDDEN + 7, f32::NAN);
+
+#[test]
+fn nan_in_a_weight_is_named_by_layer_and_token() {
+    let tokens = [3, 1, LAST_TOKEN, 4];
+    let fail = |model: &SteeringLlama| {
+        let plain = Ask::all(model, &[5, 6], &SteeringPlan::default(), Tap::PreSteer);
+        let ask = Ask::all(model, &tokens, &SteeringPlan::default(), Tap::PreSteer);
+        model.forward(&mut [plain.sequence(None), ask.sequence(None)], &|| false).unwrap_err()
+    };
+    for bad in [f32::NAN, f32::INFINITY] {
+        let error = fail(&spoiled(&[(NAN_IN_LAST_EMBEDDING.0, NAN_IN_LAST_EMBEDDING.1, bad)]));
+        assert!(matches!(error, Error::NonFinite { layer: 0, position: 2, id: LAST_TOKEN, sequence: 1, .. }), "{error:?}");
+    }
+    for name in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"] {
+        let tensor: &'static str = Box::leak(format!("model.layers.1.{name}.weight").into_boxed_str());
+        let error = fail(&spoiled(&[(tensor, 11, f32::NAN)]));
+        assert!(matches!(error, Error::NonFinite { layer: 1, position: 0, id: 5, sequence: 0, .. }), "{name}: {error:?}");
+    }
+    let error = fail(&spoiled(&[("lm_head.weight", 17, f32::NAN)]));
+    assert!(matches!(error, Error::NonFiniteLogits { position: 0, id: 5, sequence: 0 }), "{error:?}");
+    // In a cached pass positions count from the start of the sequence.
+    let model = spoiled(&[NAN_IN_LAST_EMBEDDING]);
+    let mut cache = model.cache();
+    run_cached(&model, &Ask::all(&model, &[1, 2, 3], &SteeringPlan::default(), Tap::PreSteer), &mut cache).unwrap();
+    let error = run_cached(&model, &Ask::all(&model, &[1, LAST_TOKEN], &SteeringPlan::default(), Tap::PreSteer), &mut cache).unwrap_err();
+    assert!(matches!(error, Error::NonFinite { layer: 0, position: 4, id: LAST_TOKEN, sequence: 0, .. }), "{error:?}");
+    assert!(error.to_string().contains("layer 0") && error.to_string().contains("token 4"), "{error}");
+}
+
+#[test]
+fn nan_in_a_weight_that_nobody_needs_is_no_error() {
+    let model = spoiled(&[NAN_IN_LAST_EMBEDDING, ("model.layers.2.mlp.up_proj.weight", 0, f32::NAN), ("lm_head.weight", 0, f32::NAN)]);
+    let expected = run_one(&engines(0).plain, &Ask::all(&engines(0).plain, &[1, 2, 3], &SteeringPlan::default(), Tap::PreSteer));
+    let capture = CapturePlan { layers: vec![0, 1], rows: CaptureRows::All, tap: Tap::PreSteer };
+    let ask = Ask { tokens: vec![1, 2, 3], steering: SteeringPlan::default(), capture, logits: LogitRows::None };
+    same_numbers("layers before the spoiled one", &run_one(&model, &ask).residual, &expected.residual[..2 * 3 * HIDDEN], &[3 * HIDDEN, HIDDEN]);
+}
+
+#[test]
+fn steering_past_the_range_of_f32_is_an_error_at_its_layer() {
+    let model = &engines(0).plain;
+    let vectors = Matrix { rows: 1, cols: HIDDEN, data: vec![1e30; HIDDEN] };
+    let edit = Edit { layer: 1, vectors, scale: 1e30, positions: Some(vec![2]), norm_match: false };
+    let plan = SteeringPlan { edits: vec![Arc::new(edit)] };
+    let ask = Ask::all(model, &[5, 6, 7], &plan, Tap::PreSteer);
+    let error = model.forward(&mut [ask.sequence(None)], &|| false).unwrap_err();
+    assert!(matches!(error, Error::NonFinite { layer: 1, position: 2, id: 7, sequence: 0, .. }), "{error:?}");
+}
+
+#[test]
+fn a_failed_pass_leaves_every_cache_as_it_was() {
+    let model = spoiled(&[NAN_IN_LAST_EMBEDDING]);
+    let plan = SteeringPlan::default();
+    let mut rng = Rng::new(4);
+    let tokens: Vec<u32> = (0..150).map(|_| rng.below(VOCAB as usize - 1) as u32).collect();
+    let all = |tokens: &[u32]| Ask::all(&model, tokens, &plan, Tap::PostSteer);
+    for held in [0, 1, 63, 64, 65, 100] {
+        let (mut a, mut b) = (model.cache(), model.cache());
+        if held > 0 {
+            run_cached(&model, &all(&tokens[..held]), &mut a).unwrap();
+            run_cached(&model, &all(&tokens[..held]), &mut b).unwrap();
+        }
+        let twin = a.fork(held).unwrap();
+        let bad = all(&[&[1; 70][..], &[LAST_TOKEN]].concat());
+        let good = all(&[2; 9]);
+        let error = model.forward(&mut [good.sequence(Some(&mut a)), bad.sequence(Some(&mut b))], &|| false).unwrap_err();
+        assert!(matches!(error, Error::NonFinite { position, .. } if position == held + 70), "{error:?}");
+        let expected = run_one(&model, &all(&tokens));
+        for (name, mut cache) in [("a", a), ("b", b), ("its fork", twin)] {
+            assert_eq!(cache.len(), held, "{name}");
+            let found = in_pieces(&model, &tokens[held..], &plan, &[150 - held], &mut cache);
+            let expected = &expected.logits[held * VOCAB as usize..];
+            same_numbers(&format!("{name} after {held}"), &found[0].logits, expected, &[VOCAB as usize]);
+        }
+    }
+}
+
+/// Long enough to be asked: a pass over 12,000 tokens takes a second.
+fn long_batch(model: &SteeringLlama) -> Vec<Ask> {
+    let mut rng = Rng::new(2);
+    (0..6)
+        .map(|_| {
+            let tokens: Vec<u32> = (0..2000).map(|_| rng.below(VOCAB as usize) as u32).collect();
+            Ask { logits: LogitRows::None, ..Ask::all(model, &tokens, &SteeringPlan::default(), Tap::PreSteer) }
+        })
+        .collect()
+}
+
+#[test]
+fn an_interrupt_stops_a_large_batch_soon_and_leaves_its_caches() {
+    let dir = TempDir::new().unwrap();
+    let tiny = Tiny { context: 4000, ..Tiny::default() };
+    tiny.write(dir.path());
+    for threads in [1, 2] {
+        // Portable, so that it takes its time.
+        let model = SteeringLlama::load_with(dir.path(), Some(threads), Isa::PORTABLE).unwrap();
+        let asks = long_batch(&model);
+        let mut caches: Vec<KvCache> = asks.iter().map(|_| model.cache()).collect();
+        run_cached(&model, &Ask::all(&model, &[1, 2, 3], &SteeringPlan::default(), Tap::PreSteer), &mut caches[0]).unwrap();
+        let caller = std::thread::current().id();
+        for patience in [0, 3] {
+            let asked = AtomicUsize::new(0);
+            let start = Instant::now();
+            let result = {
+                let mut sequences: Vec<_> = asks.iter().zip(&mut caches).map(|(ask, cache)| ask.sequence(Some(cache))).collect();
+                model.forward(&mut sequences, &|| {
+                    assert_eq!(std::thread::current().id(), caller, "only the caller is asked");
+                    asked.fetch_add(1, Ordering::SeqCst) >= patience
+                })
+            };
+            assert!(matches!(result, Err(Error::Interrupted)), "{:?}", result.map(|_| "it ran through"));
+            assert!(start.elapsed() < Duration::from_secs(1), "stopped after {:?}", start.elapsed());
+            assert_eq!(caches.iter().map(KvCache::len).collect::<Vec<_>>(), [3, 0, 0, 0, 0, 0]);
+        }
+        // The engine goes on, and so does a cache that was there.
+        let plan = SteeringPlan::default();
+        let on = in_pieces(&model, &[4, 5], &plan, &[2], &mut caches[0]);
+        let whole = run_one(&model, &Ask::all(&model, &[1, 2, 3, 4, 5], &plan, Tap::PostSteer));
+        same_numbers("after an interrupt", &on[0].logits, &whole.logits[3 * VOCAB as usize..], &[VOCAB as usize]);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------------- subnormal numbers
+
+/// Libraries built with fast-math switch subnormals off for the thread that loads them.
+#[cfg(target_arch = "x86_64")]
+fn with_subnormals_off<T>(work: impl FnOnce() -> T) -> T {
+    struct Restore;
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            set(0x1F80);
+        }
+    }
+    fn set(control: u32) {
+        // SAFETY: writes the floating-point control register of this thread only.
+        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &control, options(nostack)) };
+    }
+    let _restore = Restore;
+    set(0x9FC0);
+    assert_eq!(std::hint::black_box(f32::MIN_POSITIVE) * std::hint::black_box(0.5), 0.0, "subnormals are off");
+    work()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_thread_that_flushes_subnormals_gets_the_same_bits() {
+    // Rows of 1e-38, whose squares are nothing beside eps: all that a block multiplies and adds is near the edge of the normal range.
+    let tiny = Tiny { embed_size: 1e-38, weight_size: 1e-2, ..Tiny::default() };
+    let dir = TempDir::new().unwrap();
+    tiny.write(dir.path());
+    let mut tail = vectors(1, 3);
+    tail.data.iter_mut().for_each(|v| *v *= 1e-39);
+    for isa in Isa::available() {
+        for threads in [1, 2] {
+            let model = SteeringLlama::load_with(dir.path(), Some(threads), isa).unwrap();
+            let edit = |norm_match| Edit { layer: 1, vectors: tail.clone(), scale: 0.7, positions: None, norm_match };
+            for plan in [vec![], vec![Arc::new(edit(false))], vec![Arc::new(edit(true))]] {
+                let ask = Ask::all(&model, &[1, 2, 3, 4, 5, 6, 7, 8, 9], &SteeringPlan { edits: plan }, Tap::PostSteer);
+                let expected = run_one(&model, &ask);
+                let subnormal = expected.residual.iter().chain(&expected.logits).filter(|v| v.is_subnormal()).count();
+                assert!(subnormal > 100, "{subnormal} subnormals");
+                let found = with_subnormals_off(|| run_one(&model, &ask));
+                same(&format!("{} with {threads} threads", isa.name()), &found, &expected);
+                // Engine and threads made while they are off.
+                let found = with_subnormals_off(|| run_one(&SteeringLlama::load_with(dir.path(), Some(threads), isa).unwrap(), &ask));
+                same(&format!("{} loaded with subnormals off", isa.name()), &found, &expected);
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------- every error
+
+/// One list for the names and for the match, which the compiler keeps complete.
+macro_rules! variants {
+    ($($name:ident),* $(,)?) => {
+        const VARIANTS: &[&str] = &[$(stringify!($name)),*];
+        fn variant(error: &Error) -> &'static str {
+            match error {
+                $(Error::$name { .. } => stringify!($name),)*
+            }
+        }
+    };
+}
+
+variants!(
+    Read, MissingConfig, NoWeights, File, Tensor, Config, ModelType, Layer, LayerOrder, TokenId, NoTokens, Context, Steering, Cache, Kernels,
+    Sampling, Threads, NonFinite, NonFiniteLogits, Interrupted,
+);
+
+/// `Err` of loading the tiny checkpoint after `change` to its folder.
+fn load_changed(change: impl FnOnce(&Path)) -> Error {
+    let dir = TempDir::new().unwrap();
+    Tiny::default().write(dir.path());
+    change(dir.path());
+    SteeringLlama::load(dir.path(), Some(1)).err().expect("a refusal")
+}
+
+fn set(dir: &Path, key: &str, value: serde_json::Value) {
+    let mut config = Tiny::default().config();
+    config[key] = value;
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn every_error_is_provoked() {
+    let model = &engines(0).plain;
+    let plan = SteeringPlan::default();
+    let fail = |model: &SteeringLlama, ask: Ask| model.forward(&mut [ask.sequence(None)], &|| false).unwrap_err();
+    let all = |tokens: &[u32]| Ask::all(model, tokens, &plan, Tap::PreSteer);
+    let capture = |layers: &[usize]| Ask { capture: CapturePlan { layers: layers.into(), ..CapturePlan::nothing() }, ..all(&[1]) };
+    let steer = |vectors: Matrix| {
+        let edit = Edit { layer: 0, vectors, scale: 1.0, positions: None, norm_match: false };
+        Ask { steering: SteeringPlan { edits: vec![Arc::new(edit)] }, ..all(&[1]) }
+    };
+    let shards = |dir: &Path| dir.join("model.safetensors");
+
+    let provoked = [
+        ("Read", load_changed(|dir| {
+            std::fs::remove_file(dir.join("config.json")).unwrap();
+            std::fs::create_dir(dir.join("config.json")).unwrap();
+        })),
+        ("MissingConfig", load_changed(|dir| std::fs::remove_file(dir.join("config.json")).unwrap())),
+        ("NoWeights", load_changed(|dir| std::fs::rename(shards(dir), dir.join("pytorch_model.bin")).unwrap())),
+        ("File", load_changed(|dir| {
+            let bytes = std::fs::read(shards(dir)).unwrap();
+            std::fs::write(shards(dir), &bytes[..100]).unwrap();
+        })),
+        ("Tensor", load_changed(|dir| set(dir, "vocab_size", 51.into()))),
+        ("Config", load_changed(|dir| set(dir, "sliding_window", 16.into()))),
+        ("ModelType", load_changed(|dir| set(dir, "model_type", "gpt2".into()))),
+        ("Layer", fail(model, capture(&[0, 3]))),
+        ("LayerOrder", fail(model, capture(&[1, 0]))),
+        ("TokenId", fail(model, all(&[1, 2, VOCAB]))),
+        ("NoTokens", fail(model, all(&[]))),
+        ("Context", fail(model, all(&[1; 512]))),
+        ("Steering", fail(model, steer(Matrix::zeros(1, HIDDEN - 1)))),
+        ("Cache", {
+            let mut foreign = engines(1).plain.cache();
+            run_cached(model, &all(&[1]), &mut foreign).unwrap_err()
+        }),
+        ("Kernels", Isa::named("mmx").unwrap_err()),
+        ("Threads", SteeringLlama::load(Path::new("nowhere"), Some(0)).err().unwrap()),
+        ("NonFinite", fail(&spoiled(&[NAN_IN_LAST_EMBEDDING]), all(&[LAST_TOKEN]))),
+        ("NonFiniteLogits", fail(&spoiled(&[("lm_head.weight", 0, f32::NAN)]), all(&[1]))),
+        ("Interrupted", {
+            let slow = load(&Tiny { context: 4000, ..Tiny::default() });
+            let asks = long_batch(&slow);
+            let mut sequences: Vec<_> = asks.iter().map(|ask| ask.sequence(None)).collect();
+            slow.forward(&mut sequences, &|| true).unwrap_err()
+        }),
+    ];
+    for (name, error) in &provoked {
+        assert_eq!(variant(error), *name, "{error:?}");
+        assert!(!error.to_string().is_empty() && error.hint() != Some(String::new()));
+    }
+    let missing: Vec<_> = VARIANTS.iter().filter(|variant| !provoked.iter().any(|(name, _)| name == *variant)).collect();
+    assert!(missing.is_empty(), "no test provokes {missing:?}");
+}
+
+/// Each sentence of a refusal, so that a wrong one is not refused for another's reason.
+#[test]
+fn refusals_say_what_was_found() {
+    let model = &engines(0).plain;
+    let plan = SteeringPlan::default();
+    let all = |tokens: &[u32]| Ask::all(model, tokens, &plan, Tap::PreSteer);
+    let with = |edit: Edit| Ask { steering: SteeringPlan { edits: vec![Arc::new(edit)] }, ..all(&[1, 2]) };
+    let edit = || Edit { layer: 1, vectors: vectors(1, 1), scale: 1.0, positions: None, norm_match: false };
+    let mut nan = vectors(1, 1);
+    nan.data[5] = f32::NAN;
+    let capture = |layers: &[usize]| Ask { capture: CapturePlan { layers: layers.into(), ..CapturePlan::nothing() }, ..all(&[1]) };
+
+    for (ask, sentence) in [
+        (all(&[]), "tokenizer produced no tokens"),
+        (all(&[1; 512]), "prompt contains 512 tokens, model context allows fewer than 512"),
+        (all(&[1, 2, 77]), "token id 77 at position 2 of sequence 0 is outside the embedding's 0..49 range"),
+        (capture(&[0, 3]), "layer 3 is outside the model's 0..2 range"),
+        (capture(&[1, 1]), "layers must be ascending, each once, found [1, 1]"),
+        (with(Edit { layer: 3, ..edit() }), "layer 3 is outside the model's 0..2 range"),
+        (with(Edit { vectors: Matrix::zeros(1, 47), ..edit() }), "steering at layer 1 has vector width 47, expected 48"),
+        (
+            with(Edit { vectors: vectors(2, 1), ..edit() }),
+            "steering at layer 1 has 2 vectors without positions; give one, or a position for each",
+        ),
+        (
+            with(Edit { vectors: vectors(2, 1), positions: Some(vec![0, 1, 2]), ..edit() }),
+            "steering at layer 1 has 2 vectors for 3 positions",
+        ),
+        (with(Edit { positions: Some(vec![3, 0, 3]), ..edit() }), "steering at layer 1 names position 3 twice"),
+        (with(Edit { positions: Some(vec![512]), ..edit() }), "steering at layer 1 names position 512, the model's context ends at 511"),
+        (with(Edit { positions: Some(vec![]), ..edit() }), "steering at layer 1 names no position"),
+        (with(Edit { scale: f32::INFINITY, ..edit() }), "steering at layer 1 contains a non-finite value"),
+        (with(Edit { vectors: nan, ..edit() }), "steering at layer 1 contains a non-finite value"),
+        (with(Edit { vectors: Matrix::zeros(1, HIDDEN), norm_match: true, ..edit() }), "steering at layer 1 cannot norm-match a zero vector"),
+    ] {
+        // A sound sequence before it does not run either, and its cache stays empty.
+        let mut cache = model.cache();
+        let sound = all(&[1, 2, 3]);
+        let error = model.forward(&mut [ask.sequence(None), sound.sequence(Some(&mut cache))], &|| false).unwrap_err();
+        assert_eq!(error.to_string(), sentence);
+        assert!(cache.is_empty());
+    }
+    // What the cache holds counts.
+    let mut cache = model.cache();
+    run_cached(model, &all(&[1; 200]), &mut cache).unwrap();
+    let error = run_cached(model, &all(&[1; 312]), &mut cache).unwrap_err();
+    assert_eq!(error.to_string(), "prompt contains 512 tokens, model context allows fewer than 512");
+    run_cached(model, &all(&[1; 311]), &mut cache).unwrap();
+    assert_eq!(cache.fork(512).unwrap_err().to_string(), "the cache holds 511 tokens, cannot keep 512");
+    let error = run_cached(&engines(0).others[0], &all(&[1]), &mut cache.fork(9).unwrap()).unwrap_err();
+    assert_eq!(error.to_string(), "the cache belongs to another engine");
+    assert_eq!(Isa::named("sse9").unwrap_err().to_string(), "`STER_KERNELS=sse9` is unknown; expected avx512, avx2, neon or portable");
+}
+
+#[test]
+fn a_batch_of_nothing_gives_nothing() {
+    let model = &engines(0).plain;
+    assert!(model.forward(&mut [], &|| false).unwrap().is_empty());
+    let plan = SteeringPlan::default();
+    let ask = Ask { capture: CapturePlan::nothing(), logits: LogitRows::None, ..Ask::all(model, &[1, 2], &plan, Tap::PreSteer) };
+    let output = run_one(model, &ask);
+    assert!(output.residual.is_empty() && output.logits.is_empty());
+}
