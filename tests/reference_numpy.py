@@ -75,10 +75,9 @@ def rope(config: Mapping[str, Any], head_dim: int, length: int) -> tuple[NDArray
         def scale(mscale: float) -> float:
             return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
-        if said.get("mscale") and said.get("mscale_all_dim"):
-            default = scale(said["mscale"]) / scale(said["mscale_all_dim"])
-        else:
-            default = scale(1)
+        # DeepSeek's extension: a ratio of two scales, where both are given.
+        both = said.get("mscale") and said.get("mscale_all_dim")
+        default = scale(said["mscale"]) / scale(said["mscale_all_dim"]) if both else scale(1)
         return inverse.astype(np.float32), float(np.float32(said.get("attention_factor") or default))
     return one / powers(theta), 1.0
 
@@ -99,7 +98,7 @@ def rms_norm(x: F64, gain: F64, eps: float) -> F64:
 def llama(
     config: Mapping[str, Any], weights: Mapping[str, F64], ids: Sequence[int], steering: Mapping[int, F64] | None = None
 ) -> tuple[F64, F64]:
-    """The residual stream after every block `[layers, tokens, hidden]`, with `steering[layer]` added there, and the logits `[tokens, vocab]`."""
+    """The residual stream after every block `[layers, tokens, hidden]`, `steering[layer]` added there; the logits `[tokens, vocab]`."""
     hidden, heads, eps = config["hidden_size"], config["num_attention_heads"], config["rms_norm_eps"]
     kv_heads = config.get("num_key_value_heads") or heads
     dim = config.get("head_dim") or hidden // heads

@@ -1,13 +1,17 @@
 """The Rust engine as Python sees it. `ster.Model` is the friendly face; this is the whole of what crosses the border."""
 
 from collections.abc import Sequence as Seq
-from typing import Literal
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
+
+__all__ = ["Cache", "Edit", "Engine", "Output", "Sequence", "__version__", "sample"]
 
 __version__: str
 
+@final
 class Edit:
     """One addition to the residual stream: after block `layer`, `vectors` times `scale`.
 
@@ -19,15 +23,15 @@ class Edit:
         SteeringError: wrong shapes, a value that is not finite, a repeated position, a zero vector to norm-match.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         layer: int,
         vectors: NDArray[np.float32],
         *,
         scale: float = 1.0,
         positions: Seq[int] | None = None,
         norm_match: bool = False,
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def layer(self) -> int: ...
     @property
@@ -39,6 +43,7 @@ class Edit:
     @property
     def vectors(self) -> NDArray[np.float32]: ...
 
+@final
 class Cache:
     """Keys and values of one sequence, so that it can go on where it stopped. Belongs to the engine that made it."""
 
@@ -49,6 +54,7 @@ class Cache:
     def fork(self, length: int | None = None) -> Cache:
         """A second cache with the first `length` tokens of this one; full blocks are shared, not copied."""
 
+@final
 class Sequence:
     """What to run for one sequence, and what to keep of it.
 
@@ -57,8 +63,8 @@ class Sequence:
     logits: for no row, the last, or all.
     """
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         tokens: NDArray[np.uint32],
         *,
         cache: Cache | None = None,
@@ -67,8 +73,9 @@ class Sequence:
         rows: Literal["last", "all"] = "last",
         point: Literal["pre_steer", "post_steer"] = "pre_steer",
         logits: Literal["none", "last", "all"] = "none",
-    ) -> None: ...
+    ) -> Self: ...
 
+@final
 class Output:
     """residual: float32 `[layers, rows, hidden]`, or None when no layer was asked for. logits: float32 `[rows, vocab]` or None.
     steered: per edit, in the order given, the absolute positions it reached in this pass."""
@@ -80,6 +87,7 @@ class Output:
     @property
     def steered(self) -> list[list[int]]: ...
 
+@final
 class Engine:
     """A Llama checkpoint, memory-mapped, ready to run. Every tensor is checked against config.json here; no weight is read.
 
@@ -88,7 +96,7 @@ class Engine:
         ConfigError: a field of config.json that is missing, contradictory or not supported.
     """
 
-    def __init__(self, path: str, *, threads: int | None = None) -> None: ...
+    def __new__(cls, path: str, *, threads: int | None = None) -> Self: ...
     @property
     def layer_count(self) -> int: ...
     @property
@@ -111,7 +119,7 @@ class Engine:
     def weight_bytes(self) -> int: ...
     @property
     def kernels(self) -> str:
-        """ "avx512", "avx2", "neon" or "portable"."""
+        """Which kernels run: "avx512", "avx2", "neon" or "portable": what `STER_KERNELS` names, or the best this processor has."""
 
     @property
     def threads(self) -> int: ...

@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, overload
 
@@ -18,10 +19,13 @@ from ster.artifacts import ActivationArtifact, Position, Provenance, TokenActiva
 from ster.chat import ChatMode, ChatTemplate, Message, find_chat_template
 from ster.checkpoint import Checkpoint, find_checkpoint
 from ster.errors import ContextError, InputError, LayerError, NonFiniteError, SteeringError, SterWarning, TokenError
+from ster.fingerprint import tokenizer_hash, weights_hash
 from ster.generation import Generation, Settings, Step, collect, stream
 from ster.layers import Layers, parse_layers
+from ster.pairs import Side
 from ster.progress import Progress, reporter
 from ster.prompts import at, check_prompt, check_prompts
+from ster.steering_artifact import TOKENIZER_HASH, WEIGHTS_HASH, SteeringArtifact
 from ster.tokenizer import Tokenizer, named_tokens, warn_of_ignored_flags
 from ster.trace import Point, Trace
 
@@ -112,6 +116,8 @@ class Model:
         self.tokenizer = tokenizer
         self._checkpoint = checkpoint
         self._template = template if mode == "auto" else None
+        self._template_source = template.source if template else None  # what the checkpoint publishes, switched off or not
+        self._weights_hash: str | None = None
         self.precision = precision
         self.chat_template: Literal["applied", "absent", "off"] = "off" if mode == "off" else "applied" if template else "absent"
         # Llama checkpoints name BOS in config.json, tokenizers by its text; either may be alone.
@@ -161,6 +167,22 @@ class Model:
     def eos_token_ids(self) -> list[int]:
         """Any of these ends a generation."""
         return self.engine.eos_token_ids
+
+    @property
+    def weights_hash(self) -> str:
+        """SHA-256 over every weight, whatever the files are called; made when first asked for. See `ster.fingerprint`."""
+        return self.hash_weights()
+
+    def hash_weights(self, progress: Progress = None) -> str:
+        """`weights_hash`, saying how far it is: a model of 16 GB takes some seconds."""
+        if self._weights_hash is None:
+            self._weights_hash = weights_hash(self.path, progress=progress)
+        return self._weights_hash
+
+    @cached_property
+    def tokenizer_hash(self) -> str:
+        """SHA-256 over tokenizer.json and the chat template the checkpoint publishes."""
+        return tokenizer_hash(self.path, self._template_source)
 
     def __repr__(self) -> str:
         return f"<ster.Model {self.name}: {self.layer_count} layers, hidden {self.hidden_size}, {self.precision} weights>"
@@ -212,6 +234,22 @@ class Model:
         self._check_tokens(ids, name)
         return ids
 
+    def side_tokens(self, sides: Sequence[Side], names: Sequence[str]) -> list[list[int]]:
+        """The ids that run for each side of a pair set; `names` say which it is, in refusals.
+
+        A text is a prompt like any other (see `prompt_tokens`). Messages go through the template as they stand: nothing is added that
+        opens a turn of the assistant, so the last token is the template's own end of the last message.
+
+        Raises:
+            InputError: as in `prompt_tokens` and `chat_tokens`.
+        """
+        ids = [
+            self._prompt_tokens(check_prompt(side, name), name) if isinstance(side, str) else self._chat_tokens(side, False, name)
+            for side, name in zip(sides, names, strict=True)
+        ]
+        self._warn_of_two_bos([name for each, name in zip(ids, names, strict=True) if self._has_two_bos(each)])
+        return ids
+
     def _has_two_bos(self, ids: Sequence[int]) -> bool:
         return self._bos is not None and list(ids[:2]) == [self._bos, self._bos]
 
@@ -239,6 +277,28 @@ class Model:
                 raise TokenError(
                     f"{text} at position {position} of {name or 'the prompt'} is outside the embedding's 0..{self.vocab_size - 1} range"
                 )
+
+    # Artifacts
+
+    def check_artifact(self, artifact: SteeringArtifact, *, progress: Progress = None) -> None:
+        """Refuse an artifact of another model; warn of another chat template, precision or tokenizer.
+
+        An artifact that names the weights it was trained on makes this model's be hashed, once. See `SteeringArtifact.check_model`.
+
+        Raises:
+            ArtifactError, LayerError
+        """
+        for warning in artifact.check_model(
+            self.name,
+            self.hidden_size,
+            self.layer_count,
+            weights_hash=self.hash_weights(progress) if WEIGHTS_HASH in artifact.metadata else None,
+            tokenizer_hash=self.tokenizer_hash if TOKENIZER_HASH in artifact.metadata else None,
+            model_revision=self.revision,
+            precision=self.precision,
+            chat_template=self.chat_template,
+        ):
+            warnings.warn(warning, SterWarning, stacklevel=2)
 
     # Activations
 
@@ -308,23 +368,33 @@ class Model:
                 by_text[text] = self._prompt_tokens(text, f"prompts[{index}]")
         self._warn_of_two_bos([f"prompts[{texts.index(text)}]" for text, ids in by_text.items() if self._has_two_bos(ids)])
         token_ids = [by_text[text] for text in texts]
+        names = [f"prompts[{index}]" for index in range(len(texts))]
         source = Provenance(self.name, self.revision, self.chat_template, self.precision)
         if position == "all":
             ragged = [np.empty((0, 0, 0), np.float32)] * len(texts)
-            self._run(token_ids, chosen, "all", progress, ragged.__setitem__)
+            self._run(token_ids, names, chosen, "all", progress, ragged.__setitem__)
             return TokenActivations(ragged, token_ids, chosen, texts, source)
-        values = np.empty((len(texts), len(chosen), self.hidden_size), np.float32)
         if position == "last":
-            self._run(token_ids, chosen, "last", progress, lambda prompt, residual: values.__setitem__(prompt, residual[:, 0]))
+            values = self.last_rows(token_ids, chosen, names, progress=progress)
         else:
+            values = np.empty((len(texts), len(chosen), self.hidden_size), np.float32)
             # Row after row in float64: the order of the sum is the prompt's own.
             mean = lambda prompt, residual: values.__setitem__(prompt, residual.mean(axis=1, dtype=np.float64))  # noqa: E731
-            self._run(token_ids, chosen, "all", progress, mean)
+            self._run(token_ids, names, chosen, "all", progress, mean)
         return ActivationArtifact(values, chosen, texts, source, position)
+
+    def last_rows(
+        self, token_ids: Sequence[Sequence[int]], layers: Sequence[int], names: Sequence[str], *, progress: Progress = None
+    ) -> NDArray[np.float32]:
+        """The last token's residual stream, float32 `[sequences, layers, hidden]`, of checked ids; `names` for refusals."""
+        values = np.empty((len(token_ids), len(layers), self.hidden_size), np.float32)
+        self._run(token_ids, names, layers, "last", progress, lambda index, residual: values.__setitem__(index, residual[:, 0]))
+        return values
 
     def _run(
         self,
         prompts: Sequence[Sequence[int]],
+        names: Sequence[str],
         layers: Sequence[int],
         rows: Literal["last", "all"],
         progress: Progress,
@@ -341,8 +411,8 @@ class Model:
             report(0, len(prompts))
             for batch in plan_batches([len(ids) for ids in unique], budget):
                 sequences = [_native.Sequence(np.array(unique[i], dtype=np.uint32), layers=layers, rows=rows) for i in batch]
-                names = [f"prompts[{places[unique[i]][0]}]" for i in batch]
-                for i, output in zip(batch, self.forward(sequences, names), strict=True):
+                outputs = self.forward(sequences, [names[places[unique[i]][0]] for i in batch])
+                for i, output in zip(batch, outputs, strict=True):
                     assert output.residual is not None
                     for place in places[unique[i]]:
                         keep(place, output.residual)

@@ -8,9 +8,9 @@ A `Steering` is never consumed: it serves any number of runs, in `generate`, `st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ster.steering_artifact import SteeringArtifact
 
 Positions = Iterable[int | tuple[int, int]]
+Units = Literal["absolute", "norm"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +124,42 @@ def steer(
     steering = Steering(tuple(Term(at, rows, float(strength), places, norm_match) for at, rows in pairs))
     steering.edits()  # refuses here, where the mistake is, what no model could apply
     return steering
+
+
+def steer_in_norms(artifact: SteeringArtifact, strength: float, norms: Mapping[int, float] | None = None) -> Steering:
+    """Every vector of `artifact`, scaled to length 1, times `strength` times the mean length of the residual rows of its layer.
+
+    Unlike `norm_match` this adds the same vector at every row. The lengths are those the artifact recorded in training, for layers
+    without one those of `norms`.
+
+    Raises:
+        SteeringError: a layer of which neither knows the length, or a zero vector.
+    """
+    parts = []
+    for layer in artifact.layers:
+        unit = artifact.residual_norm(layer) or (norms or {}).get(layer)
+        if unit is None:
+            hint = "choose absolute strengths; `ster vector evaluate --units norm` measures the lengths on a pair set"
+            raise SteeringError(f"the artifact does not record the residual norm of layer {layer}", hint)
+        length = norm(artifact.vector(layer))
+        if length == 0.0:
+            raise SteeringError(f"the vector of layer {layer} is zero and has no direction")
+        parts.append(steer(artifact, layer, strength=strength * unit / length))
+    return Steering(tuple(term for part in parts for term in part.terms))
+
+
+def check_units(units: str) -> None:
+    """
+    Raises:
+        InputError: neither `absolute` nor `norm`.
+    """
+    if units not in ("absolute", "norm"):
+        raise InputError(f'unknown units "{units}"; expected absolute or norm')
+
+
+def norm(vector: NDArray[np.float32]) -> float:
+    """Length of `[hidden]`, in float64."""
+    return float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
 
 
 def _layer(layer: int) -> int:

@@ -27,7 +27,7 @@ from ster.errors import ArtifactError, InputError, LayerError
 from ster.pairs import MalformedError, kind, known_keys, read_json
 
 if TYPE_CHECKING:
-    from ster.steering import Steering
+    from ster.steering import Steering, Units
 
 SCHEMA_VERSION = 1
 PRODUCT = "ster"
@@ -38,6 +38,7 @@ TOKENIZER_HASH = "tokenizer_hash"
 PAIRS_HASH = "pairs_hash"
 STER_VERSION = "ster_version"
 TOKEN_RULE = "token_rule"
+RESIDUAL_NORM = "residual_norm"  # .<layer>: mean length of the training rows there
 
 REQUIRED = ("schema_version", "product", "model", "model_revision", "trait_name", "method", "hidden_size", "vectors")
 OPTIONAL = ("metadata", "precision", "chat_template")
@@ -114,11 +115,38 @@ class SteeringArtifact:
                 return vector.values
         raise LayerError(f"the artifact has no vector for layer {layer}", f"it has {', '.join(map(str, self.layers))}")
 
-    def at(self, layer: int | None = None, *, strength: float = 1.0) -> Steering:
-        """Something to pass as `steering=`: all layers, or one. See `ster.steer` for positions and norm matching."""
-        from ster.steering import steer
+    def at(
+        self, layer: int | None = None, *, strength: float = 1.0, units: Units = "absolute", norms: Mapping[int, float] | None = None
+    ) -> Steering:
+        """Something to pass as `steering=`: all layers, or one. See `ster.steer` for positions and norm matching.
 
+        units: `absolute`: vectors times `strength`. `norm`: `strength` is in mean residual norms of the layer, recorded in training or
+        given as `norms` (layer -> length).
+        """
+        from ster.steering import check_units, steer, steer_in_norms
+
+        check_units(units)
+        if units == "norm":
+            return steer_in_norms(self if layer is None else self.only([layer]), strength, norms)
         return steer(self, layer, strength=strength)
+
+    def only(self, layers: Sequence[int]) -> SteeringArtifact:
+        """A copy with these layers alone.
+
+        Raises:
+            LayerError: the artifact has no vector for one of them.
+        """
+        for layer in layers:
+            self.vector(layer)
+        return replace(self, vectors=tuple(vector for vector in self.vectors if vector.layer in layers))
+
+    def residual_norm(self, layer: int) -> float | None:
+        """Mean length of the residual rows it was trained on at `layer`; None when it does not say."""
+        try:
+            found = float(self.metadata[f"{RESIDUAL_NORM}.{layer}"])
+        except (KeyError, ValueError):
+            return None
+        return found if math.isfinite(found) and found > 0.0 else None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SteeringArtifact:

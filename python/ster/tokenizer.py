@@ -74,6 +74,12 @@ class Tokenizer:
         return max(int(self._tokenizer.get_vocab_size(with_added_tokens=True)), max(added, default=-1) + 1)
 
     @property
+    def unknown_id(self) -> int | None:
+        """The id that stands for what the vocabulary has no word for; byte-level tokenizers have none."""
+        token = getattr(self._tokenizer.model, "unk_token", None)
+        return None if token is None else self.id_of(token)
+
+    @property
     def has_post_processor(self) -> bool:
         return self._tokenizer.post_processor is not None
 

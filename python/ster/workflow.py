@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, overload
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, overload
 
+from ster import _native
+from ster import steering_artifact as keys
 from ster.artifacts import ActivationArtifact, Position, TokenActivations
-from ster.layers import Layers
+from ster.directions import DEFAULT_SEARCH, fit, parse_method
+from ster.errors import InputError, SterWarning
+from ster.evaluation import EvaluationReport as EvaluationReport
+from ster.evaluation import evaluate as evaluate
+from ster.layers import Layers, parse_layers
 from ster.model import Model
-from ster.progress import Progress
+from ster.pairs import PairSet
+from ster.pairs_lint import groups
+from ster.progress import Progress, reporter
+from ster.scores import Candidate, Ranking, fold_splits, holdout_split, rank_candidates, score
+from ster.sides import TOKEN_RULE, Pairs, as_pair_set, pair_activations, pair_tokens, residual_norms
+from ster.steering_artifact import LayerVector, SteeringArtifact
 
 
 @overload
@@ -54,3 +68,158 @@ def extract(
 ) -> ActivationArtifact | TokenActivations:
     """Activations of `prompts`, ready to save: `ster extract` is this call and `.save`. See `Model.activations`."""
     return model.activations(prompts, layers, position=position, progress=progress)
+
+
+def train(model: Model, pairs: Pairs, layers: Layers = "all", *, method: str = "caa", progress: Progress = None) -> SteeringArtifact:
+    """A direction per layer from contrastive pairs: unit vectors that point to more of the trait.
+
+    One pass over all sides reads every layer, at the last token, before any steering (see `ster.sides` for how a side is tokenised and
+    `ster.directions` for the methods). Scores in the artifact are on the training pairs: `ster.evaluate` on others, or `ster.optimize`,
+    says what they are worth.
+
+    Args:
+        pairs: a `PairSet`, or `(positive, negative)` tuples.
+        layers: `"all"`, `5`, `"8..16"`, `[0, 3]`, ...
+        method: `caa`, `pca`, `logistic`, `pca-centered`, `lda`, or an alias (`mean-difference`, `probe`).
+        progress: True for a bar on stderr, or a function called with (done, total).
+
+    Raises:
+        InputError: pairs, layers or a method that cannot be used, before the first pass; a layer at which the sides do not differ.
+        NonFiniteError: NaN or infinity in the model, by layer, token, pair and side.
+    """
+    pair_set = as_pair_set(pairs)
+    name = parse_method(method)
+    chosen = parse_layers(layers, model.layer_count)
+    positive, negative = pair_activations(model, pair_tokens(model, pair_set), chosen, progress=progress)
+    vectors, notes = [], {}
+    with reporter(progress, "fit") as report:
+        for i, layer in enumerate(chosen):
+            try:
+                found = fit(name, positive[:, i], negative[:, i])
+            except InputError as error:
+                raise InputError(f"{error.message} at layer {layer}", error.hint) from None
+            each = score(positive[:, i], negative[:, i], found.direction)
+            vectors.append(LayerVector(layer, found.direction, each.margin, each.accuracy))
+            notes[layer] = found.notes
+            report(i + 1, len(chosen))
+    for note in fold_notes(notes):
+        warnings.warn(note, SterWarning, stacklevel=2)
+    norms = dict(zip(chosen, residual_norms(positive, negative), strict=True))
+    return _artifact(model, pair_set, name, vectors, norms, progress)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """artifact: the winner, fitted on all pairs, at its one layer. ranking: all that was measured."""
+
+    artifact: SteeringArtifact
+    ranking: Ranking
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every method at every layer, with its held-out figures."""
+        return self.ranking.candidates
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `ster vector optimize` prints: the artifact's summary and `selection`."""
+        return {**self.artifact.summary(), "selection": self.ranking.to_dict()}
+
+
+def optimize(
+    model: Model,
+    pairs: Pairs,
+    layers: Layers = "all",
+    *,
+    methods: Sequence[str] = DEFAULT_SEARCH,
+    holdout: float = 0.2,
+    folds: int | None = None,
+    seed: int = 0,
+    progress: Progress = None,
+) -> Selection:
+    """The method and layer that do best on pairs they were not fitted on, fitted again on all pairs.
+
+    Pairs that tell nearly the same (see `ster.pairs_lint.groups`) are never on both sides of a split. One capture serves every candidate.
+
+    Args:
+        holdout: the share of pairs to rank on, the last ones in file order. folds: cross-validation instead, every pair held out once.
+        seed: of the controls; the selection itself draws nothing.
+
+    Raises:
+        InputError: as in `train`; fewer than four pairs; a split that leaves nothing to train on.
+    """
+    pair_set = as_pair_set(pairs)
+    names = [parse_method(method) for method in methods]
+    chosen = parse_layers(layers, model.layer_count)
+    together = groups(pair_set)
+    if folds is None:
+        splits = holdout_split(len(pair_set), holdout=holdout, groups=together)
+    else:
+        splits = fold_splits(len(pair_set), folds=folds, groups=together)
+    positive, negative = pair_activations(model, pair_tokens(model, pair_set), chosen, progress=progress)
+    with reporter(progress, "fit") as report:
+        ranking = rank_candidates(positive, negative, chosen, splits, methods=names, seed=seed, progress=report)
+    winner = ranking.winner
+    vector = LayerVector(winner.layer, ranking.direction, ranking.refit.margin, ranking.refit.accuracy)
+    at = chosen.index(winner.layer)
+    norms = {winner.layer: residual_norms(positive[:, at : at + 1], negative[:, at : at + 1])[0]}
+    artifact = _artifact(model, pair_set, winner.method, [vector], norms, progress)
+    return Selection(
+        artifact.with_metadata(
+            selected_from=f"{len(ranking.candidates)} candidates",
+            holdout_accuracy=repr(ranking.holdout.accuracy),
+            holdout_margin=repr(ranking.holdout.margin),
+            holdout_pairs=str(ranking.holdout_pairs),
+        ),
+        ranking,
+    )
+
+
+def fold_notes(notes: Mapping[int, Sequence[str]]) -> list[str]:
+    """Notes by layer -> one line for each kind. What stands in brackets, such as a figure, is left out where layers differ in it.
+
+    >>> fold_notes({0: ["pca: odd (1)"], 1: ["pca: odd (2)"], 5: ["pca: odd (2)"]})
+    ['pca: odd (layers 0, 1, 5)']
+    """
+    layers: dict[str, list[int]] = {}
+    whole: dict[str, str] = {}
+    for layer, texts in notes.items():
+        for text in texts:
+            kind = re.sub(r" \(.*\)$", "", text)
+            layers.setdefault(kind, []).append(layer)
+            whole.setdefault(kind, text)
+    return [f"{whole[kind]}, at layer {at[0]}" if len(at) == 1 else f"{kind} (layers {_spans(at)})" for kind, at in layers.items()]
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """`0, 1, 5` or, from four in a row on, `2 to 9`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs)
+
+
+def _artifact(
+    model: Model, pairs: PairSet, method: str, vectors: Sequence[LayerVector], norms: Mapping[int, float], progress: Progress
+) -> SteeringArtifact:
+    return SteeringArtifact(
+        model=model.name,
+        model_revision=model.revision,
+        trait_name=pairs.trait_name,
+        method=method,
+        hidden_size=model.hidden_size,
+        vectors=tuple(vectors),
+        precision=model.precision,
+        chat_template=model.chat_template,
+        metadata={
+            keys.WEIGHTS_HASH: model.hash_weights(progress),
+            keys.TOKENIZER_HASH: model.tokenizer_hash,
+            keys.PAIRS_HASH: pairs.content_hash,
+            "pairs": str(len(pairs)),
+            keys.STER_VERSION: _native.__version__,
+            keys.TOKEN_RULE: TOKEN_RULE,
+            **{f"{keys.RESIDUAL_NORM}.{layer}": f"{norm:.6g}" for layer, norm in norms.items()},
+        },
+    )

@@ -215,6 +215,7 @@ fn linear_of_more_rows_than_fit_the_cache_is_that_of_each_row() {
 }
 
 #[test]
+#[allow(clippy::single_range_in_vec_init)] // one panel is meant
 fn linear_writes_its_panel_and_nothing_else() {
     let product = Product::random((5, 17, 40), Dtype::F16, (Size::Usual, Size::Usual), false, Then::Store, 3);
     for isa in Isa::available() {
@@ -430,7 +431,7 @@ fn attention_bounds(q: &[f32], keys: &[f32], values: &[f32], scale: f32) -> Vec<
     };
     let scores: Vec<f64> = keys.chunks_exact(width).map(|k| dot(k, false)).collect();
     let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let n = width.next_multiple_of(16) / 16 + 5;
+    let n = width.div_ceil(16) + 5;
     let off: Vec<f64> = keys
         .chunks_exact(width)
         .zip(&scores)

@@ -114,7 +114,8 @@ pub struct Sequence {
 #[pymethods]
 impl Sequence {
     #[new]
-    #[pyo3(signature = (tokens, *, cache = None, steering = vec![], layers = vec![], rows = "last", point = "pre_steer", logits = "none"))]
+    #[pyo3(signature = (tokens, *, cache = None, steering = vec![], layers = vec![], rows = "last", point = "pre_steer", logits = "none"),
+           text_signature = "(tokens, *, cache=None, steering=(), layers=(), rows='last', point='pre_steer', logits='none')")]
     fn new(
         tokens: PyReadonlyArray1<'_, u32>,
         cache: Option<Py<Cache>>,

@@ -11,7 +11,7 @@
 pub fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     // ln 2 = HIGH + LOW, HIGH with so few bits that n * HIGH is exact.
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
@@ -52,7 +52,7 @@ fn power_of_two(n: i32) -> f32 {
 pub fn sin_cos(angle: f32) -> (f32, f32) {
     const TWO_OVER_PI: f64 = std::f64::consts::FRAC_2_PI;
     // pi / 2 = A + B + C to 160 bits: each part is the f64 nearest to what is left.
-    const A: f64 = 1.570_796_326_794_896_6;
+    const A: f64 = std::f64::consts::FRAC_PI_2;
     const B: f64 = 6.123_233_995_736_766e-17;
     const C: f64 = -1.497_384_904_859_169_8e-33;
     const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
