@@ -52,7 +52,7 @@ impl Edit {
         if !self.scale.is_finite() || !self.vectors.data.iter().all(|v| v.is_finite()) {
             return problem("contains a non-finite value".into());
         }
-        if self.norm_match && self.vectors.data.chunks_exact(hidden).any(|v| v.iter().all(|&v| v == 0.0)) {
+        if self.norm_match && (0..rows).any(|row| self.vectors.row(row).iter().all(|&v| v == 0.0)) {
             return problem("cannot norm-match a zero vector".into());
         }
         Ok(())

@@ -492,6 +492,40 @@ fn rows_of(output: &Output, layer: usize) -> &[f32] {
     &output.residual[layer * size..(layer + 1) * size]
 }
 
+/// Adding 0 would turn -0.0 into 0.0. A residual of -0.0 is rare: here the embedding holds one, and every lane of what is added to it
+/// is a negative product that underflows.
+#[test]
+fn a_scale_of_zero_leaves_a_negative_zero_alone() {
+    const COLUMN: usize = 5;
+    let mut spoiled = Vec::new();
+    let mut fill = |name, range: std::ops::Range<usize>, value| spoiled.extend(range.map(|index| (name, index, value)));
+    fill("model.embed_tokens.weight", HIDDEN + COLUMN..HIDDEN + COLUMN + 1, -0.0); // of token 1
+    for (matrix, bias, rows, value) in [
+        ("model.layers.0.self_attn.v_proj.weight", "model.layers.0.self_attn.v_proj.bias", 16, 1e-30),
+        ("model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.gate_proj.bias", 48, 1.0),
+        ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.bias", 48, 1e-30),
+    ] {
+        fill(matrix, 0..rows * HIDDEN, 0.0);
+        fill(bias, 0..rows, value);
+    }
+    for (matrix, bias) in [
+        ("model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.o_proj.bias"),
+        ("model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.down_proj.bias"),
+    ] {
+        fill(matrix, COLUMN * 48..(COLUMN + 1) * 48, -1e-30);
+        fill(bias, COLUMN..COLUMN + 1, -0.0);
+    }
+    let model = load(&Tiny { mlp: 48, biases: true, spoiled, ..Tiny::default() });
+    let [plain, _] = taps(&model, &[1], &SteeringPlan::default());
+    assert_eq!(plain.residual[COLUMN].to_bits(), (-0.0f32).to_bits(), "the test has its -0.0");
+    for scale in [0.0, -0.0] {
+        let vectors = Matrix { rows: 1, cols: HIDDEN, data: vec![1.0; HIDDEN] };
+        let plan = SteeringPlan { edits: vec![Arc::new(Edit { layer: 0, vectors, scale, positions: None, norm_match: false })] };
+        let [_, post] = taps(&model, &[1], &plan);
+        same_numbers("scale 0 on -0.0", &post.residual, &plain.residual, &[HIDDEN]);
+    }
+}
+
 proptest! {
     #![proptest_config(config(150))]
 

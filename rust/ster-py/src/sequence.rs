@@ -30,7 +30,7 @@ impl Edit {
         let data = vectors.as_array().iter().copied().collect();
         let edit = ster_core::Edit { layer, vectors: Matrix { rows, cols, data }, scale, positions, norm_match };
         // Against itself: what does not depend on a model is refused here already.
-        edit.check(layer + 1, cols, usize::MAX).map_err(to_python)?;
+        edit.check(layer.saturating_add(1), cols, usize::MAX).map_err(to_python)?;
         Ok(Edit(Arc::new(edit)))
     }
 

@@ -54,7 +54,8 @@ pub fn activation(x: f32, activation: Activation) -> f64 {
         Activation::Gelu => 0.5 * x * libm::erfc(-x / std::f64::consts::SQRT_2),
         Activation::GeluTanh => {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-            0.5 * x * (1.0 + libm::tanh(u))
+            // (1 + tanh u) / 2 without the cancellation.
+            x / (1.0 + libm::exp(-2.0 * u))
         }
     }
 }

@@ -20,12 +20,16 @@ fn angles_generic<V: Lanes>(cos: &mut [f32], sin: &mut [f32], position: usize, i
     }
 }
 
-/// `out[h] = x[h] cos[h] - x[h + half] sin[h]`, `out[h + half] = x[h + half] cos[h] + x[h] sin[h]`; products with `cos` are rounded
-/// first, then one FMA. `out` may be longer than the head (padding is left alone).
-///
-/// Source: Su et al. 2021, arXiv:2104.09864, with the halves apart as in Hugging Face checkpoints.
+per_isa! {
+    /// `out[h] = x[h] cos[h] - x[h + half] sin[h]`, `out[h + half] = x[h + half] cos[h] + x[h] sin[h]`; products with `cos` are rounded
+    /// first, then one FMA. `x`: `[head_dim]`; `out` may be longer (padding is left alone); `cos`, `sin`: `[head_dim / 2]`.
+    ///
+    /// Source: Su et al. 2021, arXiv:2104.09864, with the halves apart as in Hugging Face checkpoints.
+    pub fn rotate(out: &mut [f32], x: &[f32], cos: &[f32], sin: &[f32]) = rotate_generic
+}
+
 #[inline(always)]
-pub(crate) fn rotate(out: &mut [f32], x: &[f32], cos: &[f32], sin: &[f32]) {
+fn rotate_generic<V: Lanes>(out: &mut [f32], x: &[f32], cos: &[f32], sin: &[f32]) {
     let half = cos.len();
     let (x_low, x_high) = x.split_at(half);
     let (out_low, out_high) = out[..2 * half].split_at_mut(half);

@@ -17,6 +17,19 @@ fn add_scaled_generic<V: Lanes>(h: &mut [f32], v: &[f32], scale: f32) {
     }
 }
 
+per_isa! {
+    /// `h[i] = h[i] + factor * v[i]`: the product in f64 and rounded once, for the factor of a short vector may be past f32.
+    pub fn add_matched(h: &mut [f32], v: &[f32], factor: f64) = add_matched_generic
+}
+
+#[inline(always)]
+fn add_matched_generic<V: Lanes>(h: &mut [f32], v: &[f32], factor: f64) {
+    assert_eq!(h.len(), v.len());
+    for (h, &v) in h.iter_mut().zip(v) {
+        *h += (factor * f64::from(v)) as f32;
+    }
+}
+
 /// `||x||`, summed in f64: no overflow, whatever the row.
 pub fn norm(x: &[f32]) -> f64 {
     sum_of_squares(x).sqrt()

@@ -39,6 +39,15 @@ struct EngineRoom {
     workspace: Workspace,
 }
 
+impl Drop for EngineRoom {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A forked child: the handles are its parent's, and joining them would panic or wait for ever.
+            std::mem::forget(std::mem::replace(&mut self.pool, Pool::new(1)));
+        }
+    }
+}
+
 impl SteeringLlama {
     /// Open a model directory. Every tensor is checked against the config; no weight matrix is read.
     ///
@@ -101,6 +110,8 @@ impl SteeringLlama {
     ///
     /// Everything that can be refused is refused before anything runs. Caches are extended on success and left as they were on failure.
     pub fn forward(&self, sequences: &mut [Sequence<'_>], interrupt: Interrupt<'_>) -> Result<Vec<Output>> {
+        // First, for a vector of subnormals is not zero, whatever the caller's thread thinks of it.
+        let _floats = DefaultFloats::set();
         let depths = sequences.iter().enumerate().map(|(n, s)| self.check(n, s)).collect::<Result<Vec<_>>>()?;
 
         let mut room = self.engine_room.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -110,7 +121,6 @@ impl SteeringLlama {
             std::mem::forget(std::mem::replace(&mut room.pool, Pool::new(self.threads)));
             room.process = std::process::id();
         }
-        let _floats = DefaultFloats::set();
 
         let result = Pass::new(self, sequences, &depths, &mut room.pool, &mut room.workspace, interrupt).run();
         for (sequence, depth) in sequences.iter_mut().zip(depths) {

@@ -333,7 +333,7 @@ impl<'a> Pass<'a> {
 
     /// Turn the keys to their positions and put them, with the values, where attention reads them.
     fn store_keys(&mut self, index: usize, rows: &[Member], k: &[f32], v: &[f32]) -> Result<()> {
-        let (layout, config) = (self.layout, &self.model.config);
+        let (isa, layout, config) = (self.model.isa, self.layout, &self.model.config);
         let (dim, half) = (config.head_dim, config.head_dim / 2);
         let kv_width = config.kv_heads * dim;
         let owners: Vec<(usize, usize)> = rows.iter().flat_map(|member| (0..member.rows).map(|n| (member.run, member.first + n))).collect();
@@ -357,7 +357,7 @@ impl<'a> Pass<'a> {
                     let (key, value) = unsafe {
                         (std::slice::from_raw_parts_mut(block.add(key), dim), std::slice::from_raw_parts_mut(block.add(value), dim))
                     };
-                    rotary::rotate(key, &k[from..from + dim], cos, sin);
+                    rotary::rotate(isa, key, &k[from..from + dim], cos, sin);
                     value.copy_from_slice(&v[from..from + dim]);
                 }
             }
@@ -411,7 +411,7 @@ impl<'a> Pass<'a> {
                     let (token, column) = source(row);
                     let from = (member.start + token) * q_width + column;
                     let angle = run.angles[member.first + token] * half;
-                    rotary::rotate(query, &q[from..from + dim], &rotary.cos[angle..angle + half], &rotary.sin[angle..angle + half]);
+                    rotary::rotate(isa, query, &q[from..from + dim], &rotary.cos[angle..angle + half], &rotary.sin[angle..angle + half]);
                 }
                 attention::attend(isa, queries, rows, head_place, scale, scores, result);
                 for (row, result) in result.chunks_exact(layout.width).enumerate() {
@@ -442,16 +442,14 @@ impl<'a> Pass<'a> {
                 let position = run.past + member.first + n;
                 let row = &mut self.work.x[(member.start + n) * hidden..][..hidden];
                 // Of the row before any vector of this layer, so that the order of vectors does not change their sizes.
-                let mut length = None;
+                let length = if edits.iter().any(|edit| edit.norm_match) { steer::norm(row) } else { 0.0 };
                 for edit in &edits {
                     let Some(vector) = edit.vector_at(position) else { continue };
-                    let scale = if edit.norm_match {
-                        let length = *length.get_or_insert_with(|| steer::norm(row));
-                        (f64::from(edit.scale) * length / steer::norm(vector)) as f32
+                    if edit.norm_match {
+                        steer::add_matched(isa, row, vector, f64::from(edit.scale) * length / steer::norm(vector));
                     } else {
-                        edit.scale
-                    };
-                    steer::add_scaled(isa, row, vector, scale);
+                        steer::add_scaled(isa, row, vector, edit.scale);
+                    }
                     touched = true;
                 }
             }
