@@ -58,7 +58,8 @@ class Cache:
 class Sequence:
     """What to run for one sequence, and what to keep of it.
 
-    tokens: uint32 `[tokens]`, run after what `cache` holds. Without a cache nothing is kept for later.
+    tokens: uint32 `[tokens]`, run after what `cache` or `prefix` holds. A cache is extended; a prefix is only read, and any number of
+    sequences of a batch may go on from one. Without a cache nothing is kept for later.
     layers: blocks to capture, ascending and unique. rows: every row that runs now, or the last one alone.
     logits: for no row, the last, or all.
     """
@@ -68,6 +69,7 @@ class Sequence:
         tokens: NDArray[np.uint32],
         *,
         cache: Cache | None = None,
+        prefix: Cache | None = None,
         steering: Seq[Edit] = (),
         layers: Seq[int] = (),
         rows: Literal["last", "all"] = "last",

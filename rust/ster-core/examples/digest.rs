@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens: Vec<u32> = (0..40).map(|n| (n * 7919 + 5) % vocab).collect();
     let plan = SteeringPlan::default();
     let capture = CapturePlan { layers: (0..model.config().layers).collect(), rows: CaptureRows::All, tap: Tap::PreSteer };
-    let mut batch = [Sequence { tokens: &tokens, cache: None, steering: &plan, capture, logits: LogitRows::All }];
+    let mut batch = [Sequence { tokens: &tokens, prefix: None, cache: None, steering: &plan, capture, logits: LogitRows::All }];
     let output = &model.forward(&mut batch, &|| false)?[0];
     let mut hash = 0xCBF2_9CE4_8422_2325u64;
     for byte in output.residual.iter().chain(&output.logits).flat_map(|v| v.to_bits().to_le_bytes()) {

@@ -24,13 +24,26 @@ impl LogitRows {
 
 /// What to run for one sequence, and what to keep of it.
 pub struct Sequence<'a> {
-    /// To run now, after what the cache holds. At least one.
+    /// To run now, after what the cache or the prefix holds. At least one.
     pub tokens: &'a [u32],
+    /// A cache that several sequences of a batch may go on from; it is only read. A sequence has this or a cache of its own, not both.
+    pub prefix: Option<&'a KvCache>,
     /// Extended by `tokens` when the pass succeeds. `None`: keys and values are dropped layer by layer.
     pub cache: Option<&'a mut KvCache>,
     pub steering: &'a SteeringPlan,
     pub capture: CapturePlan,
     pub logits: LogitRows,
+}
+
+impl Sequence<'_> {
+    /// Positions before the first token that runs now.
+    pub fn past(&self) -> usize {
+        match (&self.cache, self.prefix) {
+            (Some(cache), _) => cache.len(),
+            (None, Some(prefix)) => prefix.len(),
+            (None, None) => 0,
+        }
+    }
 }
 
 /// What a pass kept of one sequence.

@@ -83,7 +83,7 @@ impl Ask {
     }
 
     fn sequence<'a>(&'a self, cache: Option<&'a mut KvCache>) -> Sequence<'a> {
-        Sequence { tokens: &self.tokens, cache, steering: &self.steering, capture: self.capture.clone(), logits: self.logits }
+        Sequence { tokens: &self.tokens, prefix: None, cache, steering: &self.steering, capture: self.capture.clone(), logits: self.logits }
     }
 }
 
@@ -358,6 +358,30 @@ proptest! {
                 let whole = run_one(&engines.plain, &Ask::all(model, tokens, &plan, Tap::PostSteer));
                 same(&format!("sequence {n} in pieces to {ends:?}"), &join(&found[n]), &whole);
             }
+        }
+    }
+
+    /// Any number of sequences of a batch go on from one cache, which is only read, beside one that extends its fork.
+    #[test]
+    fn a_shared_prefix_is_a_recomputed_one(
+        kind in cuttable(), stem in tokens(), at in any::<Index>(), rest in prop::collection::vec(tokens(), 1..5), plan in plan(), beside in ask(),
+    ) {
+        let model = &engines(kind).plain;
+        let mut trunk = model.cache();
+        in_pieces(model, &stem, &plan, &[stem.len()], &mut trunk);
+        let prefix = trunk.fork(at.index(stem.len() + 1)).unwrap();
+        let mut extended = prefix.clone();
+        let asks: Vec<Ask> = rest.iter().map(|tokens| Ask::all(model, tokens, &plan, Tap::PostSteer)).collect();
+        let mut batch = vec![beside.sequence(None), asks[0].sequence(Some(&mut extended))];
+        batch.extend(asks.iter().map(|ask| Sequence { prefix: Some(&prefix), ..ask.sequence(None) }));
+        let found = model.forward(&mut batch, &|| false).unwrap();
+
+        same("the companion", &found[0], &run_one(model, &beside));
+        let expected: Vec<Output> = asks.iter().map(|ask| run_cached(model, ask, &mut prefix.clone()).unwrap()).collect();
+        same("the cache that is extended", &found[1], &expected[0]);
+        prop_assert_eq!(extended.len(), prefix.len() + rest[0].len());
+        for (found, expected) in found[2..].iter().zip(&expected) {
+            same("the prefix goes on", found, expected);
         }
     }
 

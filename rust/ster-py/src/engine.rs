@@ -81,13 +81,18 @@ impl Engine {
 
     fn forward(&self, py: Python<'_>, sequences: Vec<Bound<'_, Sequence>>) -> PyResult<Vec<Output>> {
         let held: Vec<&Sequence> = sequences.iter().map(|sequence| sequence.get()).collect();
+        // Before the caches are taken: a sequence may go on from a cache that another one extends.
+        let prefixes =
+            held.iter().map(|s| s.prefix.as_ref().map(|cache| cache.get().snapshot()).transpose()).collect::<PyResult<Vec<_>>>()?;
         let mut caches = Caches::take(&held)?;
         let outputs = {
             let mut batch: Vec<ster_core::Sequence<'_>> = held
                 .iter()
                 .zip(&mut caches.taken)
-                .map(|(s, cache)| ster_core::Sequence {
+                .zip(&prefixes)
+                .map(|((s, cache), prefix)| ster_core::Sequence {
                     tokens: &s.tokens,
+                    prefix: prefix.as_ref(),
                     cache: cache.as_mut(),
                     steering: &s.steering,
                     capture: s.capture.clone(),

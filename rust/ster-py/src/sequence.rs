@@ -78,6 +78,11 @@ impl Cache {
         *self.lock() = Some(cache);
     }
 
+    /// As it is now; blocks are shared, not copied.
+    pub fn snapshot(&self) -> PyResult<KvCache> {
+        self.lock().clone().ok_or_else(in_use)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<KvCache>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -106,6 +111,7 @@ impl Cache {
 pub struct Sequence {
     pub tokens: Vec<u32>,
     pub cache: Option<Py<Cache>>,
+    pub prefix: Option<Py<Cache>>,
     pub steering: SteeringPlan,
     pub capture: CapturePlan,
     pub logits: LogitRows,
@@ -114,11 +120,12 @@ pub struct Sequence {
 #[pymethods]
 impl Sequence {
     #[new]
-    #[pyo3(signature = (tokens, *, cache = None, steering = vec![], layers = vec![], rows = "last", point = "pre_steer", logits = "none"),
-           text_signature = "(tokens, *, cache=None, steering=(), layers=(), rows='last', point='pre_steer', logits='none')")]
+    #[pyo3(signature = (tokens, *, cache = None, prefix = None, steering = vec![], layers = vec![], rows = "last", point = "pre_steer", logits = "none"),
+           text_signature = "(tokens, *, cache=None, prefix=None, steering=(), layers=(), rows='last', point='pre_steer', logits='none')")]
     fn new(
         tokens: PyReadonlyArray1<'_, u32>,
         cache: Option<Py<Cache>>,
+        prefix: Option<Py<Cache>>,
         steering: Vec<Bound<'_, Edit>>,
         layers: Vec<usize>,
         rows: &str,
@@ -131,6 +138,7 @@ impl Sequence {
         Ok(Sequence {
             tokens: tokens.as_array().iter().copied().collect(),
             cache,
+            prefix,
             steering: SteeringPlan { edits: steering.iter().map(|edit| edit.get().0.clone()).collect() },
             capture: CapturePlan { layers, rows, tap },
             logits,

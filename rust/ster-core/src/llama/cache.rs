@@ -65,6 +65,11 @@ impl KvCache {
         Ok(KvCache { blocks, len, ..*self })
     }
 
+    /// Where each block begins, for reading.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = *const f32> {
+        self.blocks.iter().map(|block| block.as_ptr())
+    }
+
     pub(crate) fn check(&self, engine: u64, depth: usize) -> Result<()> {
         if self.engine != engine {
             return Err(Error::Cache { problem: "belongs to another engine".into() });

@@ -136,7 +136,7 @@ impl SteeringLlama {
     fn check(&self, index: usize, sequence: &Sequence<'_>) -> Result<usize> {
         let config = &self.config;
         let tokens = sequence.tokens;
-        let past = sequence.cache.as_ref().map_or(0, |cache| cache.len());
+        let past = sequence.past();
         if tokens.is_empty() {
             return Err(Error::NoTokens { sequence: index });
         }
@@ -161,7 +161,10 @@ impl SteeringLlama {
             (LogitRows::None, None, None) => 0,
             _ => config.layers,
         };
-        if let Some(cache) = &sequence.cache {
+        if sequence.cache.is_some() && sequence.prefix.is_some() {
+            return Err(Error::Cache { problem: "of a sequence cannot stand beside a prefix".into() });
+        }
+        if let Some(cache) = sequence.cache.as_deref().or(sequence.prefix) {
             cache.check(self.id, depth)?;
         }
         Ok(depth)

@@ -45,9 +45,14 @@ struct Run<'a> {
     /// Rows that must leave its last block, counted from the end.
     kept: usize,
     sequence: &'a Sequence<'a>,
+    /// Whole blocks of a prefix that others may share: all layers, only read.
+    shared: Vec<*const f32>,
+    /// The blocks after those, which this pass writes.
     blocks: Vec<*mut f32>,
-    /// Numbers between two layers of a block; 0 when keys and values are dropped layer by layer.
+    /// Numbers between two layers of a written block; 0 when keys and values are dropped layer by layer.
     layer_stride: usize,
+    /// The block of the prefix that is only partly filled: its positions are copied into the first written block, layer by layer.
+    partial: Option<*const f32>,
     /// Which row of the rotary table each token uses.
     angles: Vec<usize>,
 }
@@ -109,21 +114,21 @@ impl<'a> Pass<'a> {
             })
             .collect();
         let sequences: &'a [Sequence<'a>] = shorten(sequences);
-        let without: usize = sequences.iter().filter(|s| s.cache.is_none()).map(|s| s.tokens.len().div_ceil(BLOCK)).sum();
+        let passing_blocks = |s: &Sequence<'_>| if s.cache.is_some() { 0 } else { (s.past() % BLOCK + s.tokens.len()).div_ceil(BLOCK) };
+        let without: usize = sequences.iter().map(passing_blocks).sum();
         let mut passing = vec![0.0f32; without * layer];
         let mut free = passing.as_mut_ptr();
         let mut angles = Angles::default();
         let mut outputs = Vec::new();
         let mut runs = Vec::new();
         for ((s, &depth), blocks) in sequences.iter().zip(depths).zip(&mut blocks) {
-            let past = s.cache.as_ref().map_or(0, |cache| cache.len());
-            let count = s.tokens.len();
-            if s.cache.is_none() {
-                for _ in 0..count.div_ceil(BLOCK) {
-                    blocks.push(free);
-                    free = free.wrapping_add(layer);
-                }
+            let (past, count) = (s.past(), s.tokens.len());
+            for _ in 0..passing_blocks(s) {
+                blocks.push(free);
+                free = free.wrapping_add(layer);
             }
+            let whole = past / BLOCK;
+            let prefix = || s.prefix.into_iter().flat_map(|prefix| prefix.blocks());
             let captured = s.capture.count(count);
             let at_last_block = if s.capture.layers.last() == Some(&(depth.wrapping_sub(1))) { captured } else { 0 };
             outputs.push(Output {
@@ -144,6 +149,8 @@ impl<'a> Pass<'a> {
                 depth,
                 kept: at_last_block.max(s.logits.count(count)),
                 sequence: s,
+                shared: prefix().take(whole).collect(),
+                partial: prefix().nth(whole),
                 blocks: std::mem::take(blocks),
                 layer_stride: if s.cache.is_some() { layer } else { 0 },
                 angles: angles.rows(model, past, count),
@@ -236,6 +243,7 @@ impl<'a> Pass<'a> {
             Projection::new(&work.normed, &w.k, &mut work.k, Then::Store),
             Projection::new(&work.normed, &w.v, &mut work.v, Then::Store),
         ])?;
+        self.copy_partial_blocks(index, rows);
         self.store_keys(index, rows, &work.k, &work.v)?;
         work.mixed.resize(some * q_width, 0.0);
         self.attend(index, kept, &work.q, &mut work.mixed)?;
@@ -331,6 +339,27 @@ impl<'a> Pass<'a> {
         })
     }
 
+    /// What a shared prefix has in its last block goes into the sequence's own first block.
+    fn copy_partial_blocks(&mut self, index: usize, rows: &[Member]) {
+        let layout = self.layout;
+        for member in rows {
+            let run = &self.runs[member.run];
+            let Some(partial) = run.partial else { continue };
+            let filled = run.past % BLOCK * layout.width;
+            for head in 0..layout.kv_heads {
+                for half in [0, BLOCK * layout.width] {
+                    let at = layout.head(head) + half;
+                    // SAFETY: both are blocks of `layout`; the prefix is only read, the other is this sequence's own, and nobody else
+                    // runs now.
+                    unsafe {
+                        let from = partial.add(index * layout.layer() + at);
+                        std::ptr::copy_nonoverlapping(from, run.blocks[0].add(index * run.layer_stride + at), filled);
+                    }
+                }
+            }
+        }
+    }
+
     /// Turn the keys to their positions and put them, with the values, where attention reads them.
     fn store_keys(&mut self, index: usize, rows: &[Member], k: &[f32], v: &[f32]) -> Result<()> {
         let (isa, layout, config) = (self.model.isa, self.layout, &self.model.config);
@@ -348,7 +377,7 @@ impl<'a> Pass<'a> {
                 let position = run.past + token;
                 let angle = run.angles[token] * half;
                 let (cos, sin) = (&rotary.cos[angle..angle + half], &rotary.sin[angle..angle + half]);
-                let block = run.blocks[position / BLOCK];
+                let block = run.blocks[position / BLOCK - run.shared.len()];
                 for head in 0..config.kv_heads {
                     let from = row * kv_width + head * dim;
                     let key = index * run.layer_stride + layout.head(head) + position % BLOCK * layout.width;
@@ -395,8 +424,11 @@ impl<'a> Pass<'a> {
             let run = &lent.0[member.run];
             let rows = attention::Rows { count: tokens.len() * group, group, first: run.past + member.first + tokens.start + 1 };
             let longest = run.past + member.first + tokens.end;
-            let blocks: Vec<*const f32> = run.blocks[..longest.div_ceil(BLOCK)].iter().map(|&block| block.cast_const()).collect();
-            let head_place = attention::Head { blocks: &blocks, offset: index * run.layer_stride + layout.head(head), width: layout.width };
+            // `wrapping_add`: pointers only; `attend` reads inside the blocks.
+            let shared = run.shared.iter().map(|block| block.wrapping_add(index * layout.layer()));
+            let own = run.blocks.iter().map(|block| block.cast_const().wrapping_add(index * run.layer_stride));
+            let blocks: Vec<*const f32> = shared.chain(own).take(longest.div_ceil(BLOCK)).collect();
+            let head_place = attention::Head { blocks: &blocks, offset: layout.head(head), width: layout.width };
             SCRATCH.with_borrow_mut(|scratch| {
                 let size = rows.count * layout.width;
                 scratch.clear();
