@@ -21,7 +21,7 @@ from ster.errors import InputError, LayerError, SteeringError
 if TYPE_CHECKING:
     from ster.steering_artifact import SteeringArtifact
 
-Positions = Iterable[int | tuple[int, int]]
+Positions = Iterable[int | tuple[int, int]] | int
 Units = Literal["absolute", "norm"]
 
 
@@ -103,7 +103,8 @@ def steer(
             all used unless `layer` names one.
         layer: 0-based block. Left out, an artifact brings its own.
         strength: each vector is multiplied by it. 0 is exactly the unsteered run.
-        positions: absolute ones, 0 = first token; `(start, end)` is a span without its end. None: every row, prompt and generated.
+        positions: absolute ones, 0 = first token, in a list; a pair in it is a span without its end: `[0, (4, 9)]`. One number is one
+            position. None: every row, prompt and generated.
         norm_match: add `strength * ||h|| * v / ||v||` instead, with the norm of the whole row before any steering at that layer.
 
     Raises:
@@ -180,17 +181,32 @@ def _rows(vector: ArrayLike) -> NDArray[np.float32]:
 
 
 def _expand(positions: Positions) -> tuple[int, ...]:
+    if isinstance(positions, int | np.integer) and not isinstance(positions, bool):
+        positions = [int(positions)]
+    if isinstance(positions, tuple) and len(positions) == 2 and not any(isinstance(place, Sequence) for place in positions):
+        raise SteeringError(
+            f"positions {positions!r} may mean two positions or a span", f"write {list(positions)!r} or [({positions[0]}, {positions[1]})]"
+        )
+    if isinstance(positions, str | bytes) or not isinstance(positions, Iterable):
+        raise SteeringError(f"positions must be a list of numbers and (start, end) spans, found {positions!r}")
     found: list[int] = []
     for place in positions:
-        if isinstance(place, Sequence):
-            if len(place) != 2 or not place[0] < place[1]:
+        if isinstance(place, tuple | list):
+            if len(place) != 2 or not _position(place[0]) < _position(place[1]):
                 raise SteeringError(f"a span must be (start, end) with start < end, found {place!r}")
             found.extend(range(*place))
         else:
-            found.append(int(place))
-    if any(place < 0 for place in found):
-        raise SteeringError(f"positions count from 0 at the first token, found {min(found)}")
+            found.append(_position(place))
     return tuple(found)
+
+
+def _position(place: object) -> int:
+    if isinstance(place, bool) or not hasattr(place, "__index__"):
+        raise SteeringError(f"a position must be a whole number, found {place!r}")
+    position = int(place.__index__())
+    if position < 0:
+        raise SteeringError(f"positions count from 0 at the first token, found {position}")
+    return position
 
 
 def _strength32(strength: float) -> float:

@@ -77,7 +77,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Run `work(0)` to `work(grains - 1)`, in any order, on all threads. False: `interrupt` said stop, and some grains were not run.
+    /// Run `work(0)` to `work(grains - 1)`, in any order, on all threads. False: `interrupt` said stop; it is not asked again,
+    /// so the caller must stop even if the last grain was through by then.
     ///
     /// Takes `&mut self`: one region at a time.
     pub fn run(&mut self, grains: usize, interrupt: Interrupt<'_>, work: &(dyn Fn(usize) + Sync)) -> bool {
@@ -89,7 +90,7 @@ impl Pool {
                 if asked.elapsed() > POLL {
                     asked = Instant::now();
                     if interrupt() {
-                        return grain + 1 == grains;
+                        return false;
                     }
                 }
             }
@@ -124,7 +125,8 @@ impl Pool {
                 asked = Instant::now();
                 if interrupt() {
                     // Grains not yet taken are dropped. Far from overflow: each thread adds one once more and leaves.
-                    stopped |= shared.next.swap(usize::MAX / 2, Relaxed) < grains;
+                    shared.next.store(usize::MAX / 2, Relaxed);
+                    stopped = true;
                 }
             }
         }
@@ -312,6 +314,14 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(1));
             });
             assert!(!finished && ran.load(SeqCst) < 1_000, "{finished} {ran:?}");
+        }
+    }
+
+    #[test]
+    fn an_interrupt_during_the_last_grain_is_not_lost() {
+        for threads in [1, 2] {
+            let finished = Pool::new(threads).run(2, &|| true, &|_| std::thread::sleep(2 * POLL));
+            assert!(!finished);
         }
     }
 

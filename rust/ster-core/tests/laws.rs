@@ -716,6 +716,18 @@ fn nan_in_a_weight_is_named_by_layer_and_token() {
         let error = fail(&spoiled(&[(tensor, 11, f32::NAN)]));
         assert!(matches!(error, Error::NonFinite { layer: 1, position: 0, id: 5, sequence: 0, .. }), "{name}: {error:?}");
     }
+    // The same token is named when the last block keeps the last row alone.
+    let last_row = |model: &SteeringLlama, layer: usize| {
+        let capture = CapturePlan { layers: vec![layer], rows: CaptureRows::Last, tap: Tap::PreSteer };
+        let ask = Ask { tokens: tokens.into(), steering: SteeringPlan::default(), capture, logits: LogitRows::None };
+        model.forward(&mut [ask.sequence(None)], &|| false).unwrap_err()
+    };
+    let error = last_row(&spoiled(&[NAN_IN_LAST_EMBEDDING]), 0);
+    assert!(matches!(error, Error::NonFinite { layer: 0, position: 2, id: LAST_TOKEN, .. }), "{error:?}");
+    for name in ["model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.v_proj.weight"] {
+        let error = last_row(&spoiled(&[(name, 11, f32::NAN)]), 1);
+        assert!(matches!(error, Error::NonFinite { layer: 1, position: 0, id: 3, .. }), "{error:?}");
+    }
     let error = fail(&spoiled(&[("lm_head.weight", 17, f32::NAN)]));
     assert!(matches!(error, Error::NonFiniteLogits { position: 0, id: 5, sequence: 0 }), "{error:?}");
     // In a cached pass positions count from the start of the sequence.
@@ -943,7 +955,7 @@ fn every_error_is_provoked() {
             "Read",
             load_changed(|dir| {
                 std::fs::remove_file(dir.join("config.json")).unwrap();
-                std::fs::create_dir(dir.join("config.json")).unwrap();
+                std::os::unix::fs::symlink("nowhere", dir.join("config.json")).unwrap();
             }),
         ),
         ("MissingConfig", load_changed(|dir| std::fs::remove_file(dir.join("config.json")).unwrap())),

@@ -492,7 +492,7 @@ fn folders_without_usable_weights_are_refused_plainly() {
     assert_says(LlamaConfig::load(&nowhere), &["model config is missing"]);
     assert_says(LlamaConfig::load(&dir.path().join("model.gguf")), &["model config is missing"]);
     fs::create_dir(dir.path().join("config.json")).unwrap();
-    assert_says(LlamaConfig::load(dir.path()), &["failed to read", "config.json"]);
+    assert_says(LlamaConfig::load(dir.path()), &["config.json", "is not a file"]);
 }
 
 #[cfg(unix)]
@@ -1278,4 +1278,16 @@ fn configs_of_published_llamas_are_understood() {
         }
     }
     assert!(understood >= 10, "only {understood} in {}", configs.display());
+}
+
+/// Opening a pipe waits for its writer, out of reach of Ctrl-C: it must be refused unopened.
+#[cfg(unix)]
+#[test]
+fn pipes_in_place_of_files_are_refused_without_waiting() {
+    let pipe = |path: &Path| assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    let dir = TempDir::new().unwrap();
+    pipe(&dir.path().join("config.json"));
+    assert_says(LlamaConfig::load(dir.path()), &["config.json", "is not a file"]);
+    pipe(&dir.path().join("model.safetensors"));
+    assert_says(Checkpoint::open(dir.path()).map(|_| ()), &["model.safetensors", "is not a file"]);
 }

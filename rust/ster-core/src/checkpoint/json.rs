@@ -17,6 +17,7 @@ pub fn read_object(path: &Path) -> Result<Option<Map<String, Value>>> {
     let read = |source| Error::Read { path: path.into(), source };
     let refuse = |problem| Error::File { path: path.into(), problem };
     match std::fs::metadata(path) {
+        Ok(meta) if !meta.is_file() => return Err(refuse("is not a file".into())),
         Ok(meta) if meta.len() > MAX_BYTES => return Err(refuse(format!("holds {} bytes; refused as JSON", meta.len()))),
         Ok(_) => {}
         // A link that leads nowhere is a broken download, not an absent file.

@@ -28,8 +28,8 @@ pub(super) fn open(path: &Path) -> Result<Shard> {
     let read = |source| Error::Read { path: path.into(), source };
     let refuse = |problem: String| Error::File { path: path.into(), problem };
 
-    let file = File::open(path).map_err(read)?;
-    let meta = file.metadata().map_err(read)?;
+    // Before it is opened: opening a pipe waits for its writer.
+    let meta = std::fs::metadata(path).map_err(read)?;
     if !meta.is_file() {
         return Err(refuse("is not a file".into()));
     }
@@ -38,6 +38,7 @@ pub(super) fn open(path: &Path) -> Result<Shard> {
         len @ 1..8 => return Err(refuse(format!("holds {len} bytes, too few for a safetensors header length"))),
         _ => {}
     }
+    let file = File::open(path).map_err(read)?;
     // SAFETY: the map is read-only and private to this process, so Rust never sees it written through this map. Another process can
     // still change the file while it is mapped. Overwritten in place, the numbers read later are those of the new file (every bit
     // pattern is a valid f32, f16 and bf16, so this is wrong output, not undefined memory); the header is parsed once, here, and never

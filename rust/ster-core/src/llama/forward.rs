@@ -5,9 +5,11 @@
 //! output projection and MLP for the rows that are kept alone; sums follow the order fixed in [`crate::kernels`], so that none of this
 //! shows in a single bit.
 
+use std::mem::ManuallyDrop;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
+use std::time::{Duration, Instant};
 
 use super::cache::{KvCache, Layout};
 use super::config::LlamaConfig;
@@ -28,22 +30,61 @@ pub struct SteeringLlama {
     threads: usize,
     id: u64,
     warnings: Vec<String>,
-    /// One pass at a time; what it needs again next time.
-    engine_room: Mutex<EngineRoom>,
+    engine_room: EngineRoom,
 }
 
+/// What a pass needs again next time; one pass at a time.
+///
+/// Threads do not survive a fork of the process, and a lock that a thread held stays locked: a child leaves its parent's room alone and
+/// opens the next.
 struct EngineRoom {
-    pool: Pool,
-    /// Threads do not survive a fork of the process: the child starts its own.
     process: u32,
+    tools: Mutex<Tools>,
+    next: OnceLock<Box<EngineRoom>>,
+}
+
+struct Tools {
+    /// Taken out when the room is dropped in a child, which must not join its parent's threads.
+    pool: ManuallyDrop<Pool>,
     workspace: Workspace,
+}
+
+impl EngineRoom {
+    fn new(threads: usize) -> Self {
+        let tools = Tools { pool: ManuallyDrop::new(Pool::new(threads)), workspace: Workspace::default() };
+        EngineRoom { process: std::process::id(), tools: Mutex::new(tools), next: OnceLock::new() }
+    }
+
+    /// The tools of this process, once no other thread uses them. Waits in small steps, so that `interrupt` can end it.
+    fn enter(&self, threads: usize, interrupt: Interrupt<'_>) -> Result<MutexGuard<'_, Tools>> {
+        let mut room = self;
+        while room.process != std::process::id() {
+            room = room.next.get_or_init(|| Box::new(EngineRoom::new(threads)));
+        }
+        let mut asked = Instant::now();
+        loop {
+            match room.tools.try_lock() {
+                Ok(tools) => return Ok(tools),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+            if asked.elapsed() > Duration::from_millis(20) {
+                asked = Instant::now();
+                if interrupt() {
+                    return Err(Error::Interrupted);
+                }
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
 }
 
 impl Drop for EngineRoom {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
-            // A forked child: the handles are its parent's, and joining them would panic or wait for ever.
-            std::mem::forget(std::mem::replace(&mut self.pool, Pool::new(1)));
+        if self.process == std::process::id() {
+            let tools = self.tools.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+            // SAFETY: dropped once, here; nothing uses the room afterwards.
+            unsafe { ManuallyDrop::drop(&mut tools.pool) };
         }
     }
 }
@@ -67,7 +108,7 @@ impl SteeringLlama {
         let warnings = weights.warnings.clone();
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let engine_room = Mutex::new(EngineRoom { pool: Pool::new(threads), process: std::process::id(), workspace: Workspace::default() });
+        let engine_room = EngineRoom::new(threads);
         Ok(SteeringLlama { config, weights, isa, threads, id, warnings, engine_room })
     }
 
@@ -114,15 +155,9 @@ impl SteeringLlama {
         let _floats = DefaultFloats::set();
         let depths = sequences.iter().enumerate().map(|(n, s)| self.check(n, s)).collect::<Result<Vec<_>>>()?;
 
-        let mut room = self.engine_room.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let room = &mut *room;
-        if room.process != std::process::id() {
-            // The handles belong to the parent; joining them here would wait for ever.
-            std::mem::forget(std::mem::replace(&mut room.pool, Pool::new(self.threads)));
-            room.process = std::process::id();
-        }
-
-        let result = Pass::new(self, sequences, &depths, &mut room.pool, &mut room.workspace, interrupt).run();
+        let mut tools = self.engine_room.enter(self.threads, interrupt)?;
+        let tools = &mut *tools;
+        let result = Pass::new(self, sequences, &depths, &mut tools.pool, &mut tools.workspace, interrupt).run();
         for (sequence, depth) in sequences.iter_mut().zip(depths) {
             let more = sequence.tokens.len();
             if let Some(cache) = &mut sequence.cache {

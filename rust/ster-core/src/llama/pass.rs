@@ -164,6 +164,7 @@ impl<'a> Pass<'a> {
         let deepest = self.runs.iter().map(|run| run.depth).max().unwrap_or(0);
         let mut rows = self.members(|run| (run.depth > 0).then_some(run.tokens.len()));
         self.embed(&rows);
+        self.check_finite(0, &rows)?; // here, so that a bad embedding is laid to its own token
         for index in 0..deepest {
             self.poll()?;
             rows = self.block(index, &rows)?;
@@ -243,6 +244,9 @@ impl<'a> Pass<'a> {
             Projection::new(&work.normed, &w.k, &mut work.k, Then::Store),
             Projection::new(&work.normed, &w.v, &mut work.v, Then::Store),
         ])?;
+        if partly {
+            self.check_keys(index, rows, &work.k, &work.v)?;
+        }
         self.copy_partial_blocks(index, rows);
         self.store_keys(index, rows, &work.k, &work.v)?;
         work.mixed.resize(some * q_width, 0.0);
@@ -508,6 +512,21 @@ impl<'a> Pass<'a> {
         }
     }
 
+    /// Where only some rows leave the block, the others are never looked at again; but a NaN in their keys or values would show in a row
+    /// that is kept, and be laid to its token. `k`, `v`: `[rows, kv_heads * head_dim]`.
+    fn check_keys(&self, layer: usize, rows: &[Member], k: &[f32], v: &[f32]) -> Result<()> {
+        let width = self.model.config.kv_heads * self.model.config.head_dim;
+        // An infinite key may be finite again behind the softmax; anything else always reaches its own row.
+        let bad = |row: usize| {
+            let numbers = row * width..(row + 1) * width;
+            k[numbers.clone()].iter().any(|k| k.is_nan()) || !steer::all_finite(&v[numbers])
+        };
+        match self.first_row(rows, bad) {
+            None => Ok(()),
+            Some((sequence, position, id)) => Err(Error::NonFinite { what: "activation", layer, position, id, sequence }),
+        }
+    }
+
     fn check_finite(&self, layer: usize, rows: &[Member]) -> Result<()> {
         match self.first_bad(&self.work.x, self.model.config.hidden, rows) {
             None => Ok(()),
@@ -517,8 +536,12 @@ impl<'a> Pass<'a> {
 
     /// Sequence, position and token of the first row of `values` `[rows, width]` that is not finite.
     fn first_bad(&self, values: &[f32], width: usize, rows: &[Member]) -> Option<(usize, usize, u32)> {
+        self.first_row(rows, |row| !steer::all_finite(&values[row * width..(row + 1) * width]))
+    }
+
+    fn first_row(&self, rows: &[Member], bad: impl Fn(usize) -> bool) -> Option<(usize, usize, u32)> {
         rows.iter().find_map(|member| {
-            let n = (0..member.rows).find(|n| !steer::all_finite(&values[(member.start + n) * width..][..width]))?;
+            let n = (0..member.rows).find(|n| bad(member.start + n))?;
             let run = &self.runs[member.run];
             Some((member.run, run.past + member.first + n, run.tokens[member.first + n]))
         })
