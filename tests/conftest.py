@@ -32,6 +32,12 @@ def toy_model(toy_dir: Path) -> ster.Model:
     return ster.load(toy_dir)
 
 
+@pytest.fixture(scope="session")
+def calm_pairs() -> Path:
+    """Eight pairs in the toy model's words."""
+    return ROOT / "fixtures" / "calm.json"
+
+
 @pytest.fixture
 def toy_copy(toy_dir: Path, tmp_path: Path) -> Path:
     """A copy of the toy checkpoint that a test may change."""

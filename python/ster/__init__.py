@@ -29,15 +29,22 @@ if TYPE_CHECKING:
     from ster.steering import steer as steer
     from ster.steering_artifact import SteeringArtifact as SteeringArtifact
     from ster.trace import Trace as Trace
+    from ster.workflow import EvaluationReport as EvaluationReport
+    from ster.workflow import Selection as Selection
+    from ster.workflow import evaluate as evaluate
     from ster.workflow import extract as extract
+    from ster.workflow import optimize as optimize
+    from ster.workflow import train as train
 
 # Name -> module. Loaded on first use: `import ster` costs nothing, and `ster --help` needs no NumPy.
 _WHERE = {
     "ActivationArtifact": "ster.artifacts",
     "Edit": "ster._native",
+    "EvaluationReport": "ster.evaluation",
     "Generation": "ster.generation",
     "Model": "ster.model",
     "PairSet": "ster.pairs",
+    "Selection": "ster.workflow",
     "Steering": "ster.steering",
     "SteeringArtifact": "ster.steering_artifact",
     "Step": "ster.generation",
@@ -47,17 +54,22 @@ _WHERE = {
     "TokenActivations": "ster.artifacts",
     "Trace": "ster.trace",
     "__version__": "ster._native",
+    "evaluate": "ster.evaluation",
     "extract": "ster.workflow",
     "load": "ster.model",
+    "optimize": "ster.workflow",
     "read_prompts": "ster.prompts",
+    "train": "ster.workflow",
 }
 
 __all__ = [
     "ActivationArtifact",
     "Edit",
+    "EvaluationReport",
     "Generation",
     "Model",
     "PairSet",
+    "Selection",
     "Steering",
     "SteeringArtifact",
     "Step",
@@ -67,9 +79,12 @@ __all__ = [
     "TokenActivations",
     "Trace",
     "__version__",
+    "evaluate",
     "extract",
     "load",
+    "optimize",
     "read_prompts",
+    "train",
 ]
 
 

@@ -6,7 +6,8 @@ import codecs
 import contextlib
 import json
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +15,8 @@ from typing import BinaryIO
 from ster.errors import FileError
 
 Write = Callable[[BinaryIO], object]
+
+writes = 0  # outputs of this process that have begun to be seen: the command asks before it says that nothing was written
 _WIDE = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
@@ -21,6 +24,21 @@ def reason(error: OSError) -> str:
     """What the operating system said, without number and path: `no space left on device`."""
     text = error.strerror or str(error) or type(error).__name__
     return text[:1].lower() + text[1:]
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything has this name. A link that leads nowhere counts: it stands for a file that should be there, and reading says so.
+
+    Raises:
+        FileError: `failed to read <path>: ...`; no telling, as in a folder that may not be searched.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    return True
 
 
 def read_bytes(path: Path) -> bytes:
@@ -31,10 +49,15 @@ def read_bytes(path: Path) -> bytes:
     """
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise FileError(f"failed to read {path}: {reason(error)}") from None
-    except ValueError as error:  # a NUL in the path
-        raise FileError(f"failed to read {path}: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> FileError:
+    text = reason(error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        text = f"it is a link to {path.readlink()}, which is missing"
+    return FileError(f"failed to read {path}: {text}")
 
 
 def read_text(path: Path) -> str:
@@ -45,7 +68,7 @@ def read_text(path: Path) -> str:
     """
     data = read_bytes(path)
     wide = next((name for mark, name in _WIDE.items() if data.startswith(mark)), None)
-    if wide is None and b"\0" in data[:2]:  # UTF-16 without its mark: every other byte of ASCII is zero
+    if wide is None and _is_unmarked_utf16(data[:64]):
         wide = "UTF-16"
     if wide is not None:
         raise FileError(f"failed to read {path}: it is {wide}, expected UTF-8", "save the file as UTF-8")
@@ -53,6 +76,12 @@ def read_text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FileError(f"failed to read {path}: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
+
+
+def _is_unmarked_utf16(start: bytes) -> bool:
+    """Every other byte of ASCII is zero in UTF-16, and no other; a NUL here and there is a character of UTF-8 as well."""
+    first, second = start[0::2].count(0), start[1::2].count(0)
+    return first + second >= 2 and max(first, second) * 4 > len(start) and min(first, second) == 0
 
 
 def parse_json(text: str) -> object:
@@ -78,50 +107,82 @@ def parse_json(text: str) -> object:
     return value
 
 
-def _target(path: Path) -> Path:
-    """Where `path` leads: a link is followed, so that what it points to is replaced and not the link.
+def _locate(path: Path) -> tuple[Path, os.stat_result | None]:
+    """Where `path` leads, and what is there. A link is followed, so that what it points to is replaced and not the link.
 
     Raises:
-        FileError: a folder, or a file that may not be written.
+        FileError: a folder, a file that may not be written, a path that cannot be.
     """
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise FileError(f"failed to write {path}: it is a directory", "name a file inside it")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise FileError(f"failed to write {path}: permission denied")
-    return target
-
-
-def _temporary(path: Path, target: Path) -> tuple[int, str]:
+    found: os.stat_result | None = None
     try:
-        return tempfile.mkstemp(prefix=f".{target.name[:60]}.", suffix=".part", dir=target.parent)
+        target = Path(os.path.realpath(path))
+        with contextlib.suppress(FileNotFoundError):
+            found = target.stat()
+    except FileNotFoundError:  # realpath asks for the working directory alone
+        raise FileError(f"failed to write {path}: the working directory was deleted") from None
     except OSError as error:
-        if not target.parent.exists():
-            raise FileError(f"failed to write {path}: no folder {target.parent}", "create the folder first") from None
+        raise FileError(f"failed to write {path}: {reason(error)}") from None
+    except ValueError as error:  # a NUL in the path
+        raise FileError(f"failed to write {path}: {error}") from None
+    if found is None:
+        return target, None
+    if stat.S_ISDIR(found.st_mode):
+        raise FileError(f"failed to write {path}: it is a directory", "name a file inside it")
+    if not os.access(target, os.W_OK):
+        raise FileError(f"failed to write {path}: permission denied")
+    return target, found
+
+
+def _temporary(target: Path) -> Path:
+    """A name beside `target` that nothing has. It is known before the file is made, so that whoever removes it cannot come too early."""
+    return target.with_name(f".{target.name[:30]}.{secrets.token_hex(8)}.part")
+
+
+def _create(path: Path, temporary: Path, mode: int) -> BinaryIO:
+    """
+    mode: less the umask; what a new file gets where it is 0o666.
+
+    Raises:
+        FileError: in the name of `path`.
+    """
+    try:
+        return open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode))
+    except OSError as error:
+        if not os.path.lexists(temporary.parent):
+            raise FileError(f"failed to write {path}: no folder {temporary.parent}", "create the folder first") from None
         raise FileError(f"failed to write {path}: {reason(error)}") from None
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *inputs: Path) -> None:
     """Find out before the work starts whether `path` can be written; leaves nothing behind.
+
+    inputs: files the work reads, none of which may be written over.
 
     Raises:
         FileError: `failed to write <path>: ...`.
     """
-    target = _target(path)
-    if target.exists() and not target.is_file():
+    target, found = _locate(path)
+    if found is not None and not stat.S_ISREG(found.st_mode):
         return  # a device or a pipe
-    descriptor, name = _temporary(path, target)
-    os.close(descriptor)
-    os.unlink(name)
+    for other in inputs if found is not None else ():
+        same = False
+        with contextlib.suppress(OSError, ValueError):  # reading it will say what is wrong
+            same = target.samefile(other)
+        if same:
+            raise FileError(f"failed to write {path}: it is the input {other}", "name another file to write")
+    temporary = _temporary(target)
+    try:
+        _create(path, temporary, 0o600).close()
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
-def _mode(target: Path) -> int:
-    """The target's own mode, or what `open` would give: 0666 less the umask. `mkstemp` alone would leave 0600."""
-    with contextlib.suppress(OSError):
-        return target.stat().st_mode & 0o7777
-    umask = os.umask(0)
-    os.umask(umask)
-    return 0o666 & ~umask
+def _fill(path: Path, temporary: Path, write: Write, mode: int) -> None:
+    with _create(path, temporary, mode) as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_atomic(path: str | os.PathLike[str], write: Write) -> Path:
@@ -130,24 +191,25 @@ def write_atomic(path: str | os.PathLike[str], write: Write) -> Path:
     Raises:
         FileError: `failed to write <path>: ...`; what was at `path` before is still there.
     """
+    global writes
     path = Path(path)
-    target = _target(path)
+    target, found = _locate(path)
     try:
-        if target.exists() and not target.is_file():
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            writes += 1
             with open(target, "wb") as file:
                 write(file)
             return path
-        descriptor, name = _temporary(path, target)
+        temporary = _temporary(target)
         try:
-            with open(descriptor, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, _mode(target))
-            os.replace(name, target)
+            _fill(path, temporary, write, 0o666 if found is None else found.st_mode & 0o777)
+            if found is not None:
+                os.chmod(temporary, found.st_mode & 0o7777)
+            writes += 1
+            os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(name)
+                temporary.unlink()
             raise
     except FileError:
         raise
@@ -157,17 +219,60 @@ def write_atomic(path: str | os.PathLike[str], write: Write) -> Path:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
-    """Write `files` (name -> content) into `folder`, which is made if missing; each file whole or not at all."""
+    """Write `files` (name -> content) into `folder`, which is made if missing: all of them, or none.
+
+    Nothing is replaced. A file that is there with the same content stays as it is.
+
+    Raises:
+        FileError: `failed to create <folder>: ...`; `failed to write <path>: ...`, also where another file has the name.
+    """
+    global writes
+    before = writes
+    made = [level for level in (folder, *folder.parents) if not os.path.lexists(level)]
+    temporaries: dict[Path, Path] = {}
+    placed: list[Path] = []
+    try:
+        _make_folder(folder)
+        for name, content in files.items():
+            path = folder / name
+            if not is_there(path):
+                temporaries[path] = _temporary(path)
+            elif not path.is_file() or read_bytes(path) != content:
+                hint = "name another folder, or move the file away"
+                raise FileError(f"failed to write {path}: a file of that name with other content exists", hint)
+        for path, temporary in temporaries.items():
+            _write_new(path, temporary, files[path.name])
+        writes += 1
+        for path, temporary in temporaries.items():
+            placed.append(path)
+            os.replace(temporary, path)
+    except BaseException:
+        for path in (*temporaries.values(), *placed):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        for level in made:
+            with contextlib.suppress(OSError, ValueError):
+                level.rmdir()
+        writes = before
+        raise
+    return folder
+
+
+def _write_new(path: Path, temporary: Path, content: bytes) -> None:
+    try:
+        _fill(path, temporary, lambda file: file.write(content), 0o666)
+    except FileError:
+        raise
+    except OSError as error:
+        raise FileError(f"failed to write {path}: {reason(error)}") from None
+
+
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise FileError(f"failed to create {folder}: a file of that name exists") from None
     except OSError as error:
         raise FileError(f"failed to create {folder}: {reason(error)}") from None
-
-    def writer(content: bytes) -> Write:
-        return lambda file: file.write(content)
-
-    for name, content in files.items():
-        write_atomic(folder / name, writer(content))
-    return folder
+    except ValueError as error:  # a NUL in the path
+        raise FileError(f"failed to create {folder}: {error}") from None

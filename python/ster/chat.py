@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal
 
-from ster._files import read_text
+from ster._files import is_there, read_text
 from ster.checkpoint import Checkpoint
-from ster.errors import ConfigError, InputError, SterWarning
+from ster.errors import ConfigError, InputError, SterError, SterWarning
+from ster.prompts import check_text
 from ster.tokenizer import named_tokens
 
 if TYPE_CHECKING:
@@ -40,39 +41,48 @@ class ChatTemplate:
 
         Raises:
             ConfigError: the template is not valid Jinja.
-            InputError: the template refused or failed; the message is the template's.
+            InputError: the template refused or failed; the message is the template's. Or what it gave is not text.
         """
         if self._template is None:
             self._template = _compile(self)
         try:
-            return self._template.render(
+            text = self._template.render(
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self.tokens,
             )
+        except SterError:
+            raise
         except Exception as error:  # whatever the template's code raises
-            raise InputError(f"chat template in {self.origin} failed: {error}", OFF_HINT) from None
+            raise InputError(f"chat template in {self.origin} failed: {_cause(error)}", OFF_HINT) from None
+        return check_text(text, f"what the chat template in {self.origin} made of the prompt")
 
 
 def find_chat_template(checkpoint: Checkpoint) -> ChatTemplate | None:
     """The checkpoint's template, or None when it publishes none.
 
     Raises:
-        ConfigError: `chat_template` is neither text nor a list with a `default`.
+        ConfigError: `chat_template` is neither text nor a list of named templates with a `default`.
     """
     file = checkpoint.path / "chat_template.jinja"
-    if file.exists():
+    if is_there(file):
         return ChatTemplate(read_text(file), named_tokens(checkpoint), file.name)
     origin = "tokenizer_config.json"
     template = (checkpoint.read_json(origin) or {}).get("chat_template")
     if template is None:
         return None
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        named: dict[str, str] = {}
+        for index, entry in enumerate(template):
+            name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(name, str) or not isinstance(text, str):
+                message = f"{checkpoint.path / origin}: `chat_template[{index}]` must be an object with `name` and `template`, both text"
+                raise ConfigError(message, OFF_HINT)
+            named[name] = text
         template = named.get("default")
-        if not isinstance(template, str):
+        if template is None:
             names = ", ".join(f"`{name}`" for name in named) or "none"
             raise ConfigError(f"{checkpoint.path / origin}: `chat_template` has no template named `default`, found {names}", OFF_HINT)
     if not isinstance(template, str):
@@ -121,17 +131,34 @@ def _compile(template: ChatTemplate) -> jinja2.Template:
         compiled = environment.from_string(template.source)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"chat template in {template.origin} is invalid: line {error.lineno}: {error.message}", OFF_HINT) from None
+    except Exception as error:  # jinja2 compiles to Python, whose compiler has limits and errors of its own
+        raise ConfigError(f"chat template in {template.origin} is invalid: {_cause(error)}", OFF_HINT) from None
     for token in sorted({"bos_token", "eos_token"} & names - template.tokens.keys()):
         message = f"the chat template prints `{token}`, which tokenizer_config.json does not name: it prints nothing"
         warnings.warn(message, SterWarning, stacklevel=4)
     return compiled
 
 
+def _cause(error: Exception) -> str:
+    """What went wrong, never empty."""
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, SyntaxError):  # its text names a file and line of the Python that jinja2 wrote
+        return error.msg
+    return str(error) or type(error).__name__
+
+
 def _strftime_now(pattern: str) -> str:
     """Today by the template's pattern; `SOURCE_DATE_EPOCH`, where set, is the date instead."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is not None:
-        return datetime.fromtimestamp(int(epoch), timezone.utc).strftime(pattern)
+        try:
+            date = datetime.fromtimestamp(int(epoch), timezone.utc)
+        except (ValueError, OverflowError, OSError):
+            raise InputError(f"SOURCE_DATE_EPOCH must be a date in seconds since 1970, found `{epoch}`") from None
+        return date.strftime(pattern)
     today = datetime.now().strftime(pattern)
     warnings.warn(
         f"the chat template prints today's date ({today}): activations will differ on another day; set SOURCE_DATE_EPOCH to fix the date",

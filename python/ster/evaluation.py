@@ -112,11 +112,16 @@ class EvaluationReport:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
+        head = {key: getattr(self, key) for key in ("model", "trait_name", "method", "pairs")}
         return {
             "schema_version": SCHEMA_VERSION,
-            **{key: value for key, value in asdict(self).items() if key not in ("layers", "notes")},
+            **head,
             "layers": [layer.to_dict() for layer in self.layers],
+            "units": self.units,
+            "max_kl": self.max_kl,
+            "neutral": None if self.neutral is None else asdict(self.neutral),
             "strengths": [row.to_dict() for row in self.strengths],
+            "picked": self.picked,
             "notes": list(self.notes),
         }
 
@@ -258,6 +263,10 @@ def _cautions(rows: Sequence[StrengthReport], max_kl: float) -> list[str]:
             f"no strength keeps the damage within {max_kl:g} nats; the smallest is {least.mean_kl:.3g} at strength {least.strength:g}:"
             " try smaller strengths"
         )
+    elif best.share <= 0.5:
+        notes.append("no strength within the limit moves more than half of the pairs towards their positive side")
+    elif best.strength < 0.0:
+        notes.append("the picked strength is negative: on these pairs, adding the vector moves the model towards the negative sides")
     elif best.share_interval[0] <= 0.5:
         low, high = best.share_interval
         notes.append(f"the share at the picked strength may be luck: its interval, {low:.2f} to {high:.2f}, holds 0.5, which is no effect")

@@ -5,8 +5,8 @@ The weights' hash is exact, over every byte, and depends neither on the names of
     sha256(for every tensor, by name: "<name> <dtype> <shape, joined by x> <sha256 of its bytes, hex>\\n")
 
 It reads the whole checkpoint: 0.2 s for 270 MB on two cores, so some 14 s for 16 GB, and as long as the disk takes when nothing is
-cached. So it is made when it is first needed (training; using an artifact that names one), and once for each model. Sampling a part of the bytes would be
-cheaper and would miss small edits of a checkpoint, which are what two models of one name differ by.
+cached. So it is made when it is first needed (training; using an artifact that names one), and once for each model. Sampling a part of
+the bytes would be cheaper and would miss small edits of a checkpoint, which may be all that two models of one name differ by.
 
 config.json is not in it: a changed setting, such as a rope scaling, is another model with the same weights.
 """

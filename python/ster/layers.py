@@ -5,12 +5,14 @@ Layer i is decoder block i, counted from 0; its activation is the residual strea
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
+from typing import SupportsIndex, cast
 
 from ster.errors import InputError, LayerError
 
-Layers = str | int | Iterable[int]
+Layers = str | SupportsIndex | Iterable[SupportsIndex]
 
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
@@ -35,10 +37,25 @@ def parse_layers(layers: Layers, layer_count: int) -> list[int]:
             # Ends are looked at before the range is spelled out: `0..9999999999` must not fill the memory.
             chosen.update(range(_resolve(first, layer_count), _resolve(min(last, max(first, layer_count)), layer_count) + 1))
         return sorted(chosen)
-    numbers = [layers] if isinstance(layers, int) else list(layers)
+    numbers = _members(layers)
     if not numbers:
         raise LayerError("at least one layer is required")
     return sorted({_resolve(_integer(number), layer_count) for number in numbers})
+
+
+def _members(layers: object) -> list[object]:
+    """One integer or many; a NumPy array has every method of both, so asking is not enough."""
+    if isinstance(layers, bytes | bytearray):
+        raise InputError(f'invalid layer "{layers!r}"', _SYNTAX)
+    try:
+        operator.index(cast(SupportsIndex, layers))
+        return [layers]
+    except TypeError:
+        pass
+    try:
+        return list(cast(Iterable[object], layers))
+    except TypeError:
+        raise InputError(f'invalid layer "{layers}"', _SYNTAX) from None
 
 
 def check_layer_syntax(layers: str) -> None:
@@ -92,6 +109,9 @@ def _resolve(layer: int, layer_count: int) -> int:
 
 def _integer(number: object) -> int:
     """Accepts what Python and NumPy call an integer; refuses `True`, `1.0` and text."""
-    if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise InputError(f'invalid layer "{number}"', _SYNTAX)
-    return int(number.__index__())
+    try:
+        if not isinstance(number, bool):
+            return operator.index(cast(SupportsIndex, number))
+    except TypeError:
+        pass
+    raise InputError(f'invalid layer "{number}"', _SYNTAX)

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from ster import _native
 from ster._batches import plan_batches
-from ster.model import BATCH_TOKENS, Model
+from ster._prefixes import common_prefix
+from ster.capture import BATCH_TOKENS
+from ster.model import Model
 from ster.progress import Report
 from ster.sides import PairTokens, side_name
 
@@ -48,15 +50,6 @@ class Damage:
     scored: int
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences share at their start.
-
-    >>> common_prefix([5, 6, 7], [5, 6, 8, 9])
-    2
-    """
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def side_likelihoods(model: Model, pairs: Sequence[PairTokens], variants: Sequence[Variant], report: Report) -> SideLikelihoods:
     """Log-probability of what sets each side of a pair apart from the other, under every variant.
 
@@ -79,10 +72,16 @@ def side_likelihoods(model: Model, pairs: Sequence[PairTokens], variants: Sequen
     ]
     done, total = 0, len(pairs) * len(variants)
     report(done, total)
+    # What all pairs begin with, such as a chat template's head, runs once per variant.
+    shortest = min(range(len(pairs)), key=lambda i: starts[i])
+    root = min(starts[shortest] - 1, *(common_prefix(pairs[shortest][0], pair[0]) for pair in pairs))
+    roots = [_begin(model, [pairs[0][0][:root]], model.engine.cache(), [side_name(0, 0) + name], edits)[0] for name, edits in variants]
     for batch in plan_batches(costs, 1000):
         scored = [(i, side) for i in batch for side in (0, 1) if tokens[i, side]]
         for v, (name, edits) in enumerate(variants):
-            caches = _run_prefixes(model, [(i, pairs[i][0][: starts[i] - 1]) for i in batch], name, edits)
+            beginnings = [pairs[i][0][root : starts[i] - 1] for i in batch]
+            begun = _begin(model, beginnings, roots[v], [side_name(i, 0) + name for i in batch], edits)
+            caches = dict(zip(batch, begun, strict=True))
             rest = [pairs[i][side][starts[i] - 1 : -1] for i, side in scored]
             forks = [caches[i].fork() for i, _ in scored]
             names = [side_name(*place) + name for place in scored]
@@ -158,13 +157,15 @@ def _rows(model: Model) -> int:
     return max(16, min(BATCH_TOKENS, LOGIT_BYTES // (4 * model.vocab_size)))
 
 
-def _run_prefixes(model: Model, prefixes: Sequence[tuple[int, Sequence[int]]], name: str, edits: Edits) -> dict[int, _native.Cache]:
-    """A cache for each pair, holding its prefix, run once for both sides. No logits."""
-    caches = {pair: model.engine.cache() for pair, _ in prefixes}
-    todo = [(pair, ids) for pair, ids in prefixes if ids]
+def _begin(
+    model: Model, beginnings: Sequence[Sequence[int]], before: _native.Cache, names: Sequence[str], edits: Edits
+) -> list[_native.Cache]:
+    """Caches that hold `before` and each of `beginnings`, which may be empty. No logits."""
+    caches = [before.fork() for _ in beginnings]
+    todo = [n for n, ids in enumerate(beginnings) if ids]
     if todo:
-        sequences = [_native.Sequence(np.array(ids, np.uint32), cache=caches[pair], steering=edits) for pair, ids in todo]
-        model.forward(sequences, [f"pair {pair}, both sides{name}" for pair, _ in todo])
+        sequences = [_native.Sequence(np.array(beginnings[n], np.uint32), cache=caches[n], steering=edits) for n in todo]
+        model.forward(sequences, [names[n] for n in todo])
     return caches
 
 

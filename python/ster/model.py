@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, overload
+from typing import Any, Literal, Protocol, SupportsIndex, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ster import _native
-from ster._batches import plan_batches
 from ster.artifacts import ActivationArtifact, Position, Provenance, TokenActivations
+from ster.capture import capture
 from ster.chat import ChatMode, ChatTemplate, Message, find_chat_template
 from ster.checkpoint import Checkpoint, find_checkpoint
 from ster.errors import ContextError, InputError, LayerError, NonFiniteError, SteeringError, SterWarning, TokenError
@@ -23,16 +25,14 @@ from ster.fingerprint import tokenizer_hash, weights_hash
 from ster.generation import Generation, Settings, Step, collect, stream
 from ster.layers import Layers, parse_layers
 from ster.pairs import Side
-from ster.progress import Progress, reporter
-from ster.prompts import at, check_prompt, check_prompts
+from ster.progress import Progress
+from ster.prompts import at, check_prompt, check_prompts, kind, name_of
 from ster.steering_artifact import TOKENIZER_HASH, WEIGHTS_HASH, SteeringArtifact
 from ster.tokenizer import Tokenizer, named_tokens, warn_of_ignored_flags
 from ster.trace import Point, Trace
 
 Precision = Literal["auto", "f32", "bf16", "f16"]
-
-BATCH_TOKENS = 1024  # enough rows to keep every core busy; more only costs memory
-BATCH_BYTES = 64 << 20  # of captured rows at a time, where every row is kept
+MAX_THREADS = 1024  # the engine's own limit, here for numbers that do not reach it
 
 
 class HasEdits(Protocol):
@@ -69,16 +69,22 @@ def load(
     """
     _choice("precision", precision, ("auto", "f32", "bf16", "f16"))
     _choice("chat template mode", chat_template, ("auto", "off"))
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise InputError(f"threads must be at least 1, found {threads}")
     checkpoint = find_checkpoint(model, revision)
-    engine = _native.Engine(str(checkpoint.path), threads=threads)
+    engine = _native.Engine(str(checkpoint.path), threads=None if threads is None else _thread_count(threads))
     for warning in engine.warnings:
         warnings.warn(warning, SterWarning, stacklevel=2)
     template = find_chat_template(checkpoint)
     tokenizer = Tokenizer.load(checkpoint)
     warn_of_ignored_flags(checkpoint, tokenizer)
     return Model(engine, tokenizer, checkpoint, _stored(engine, precision), template, chat_template)
+
+
+def _thread_count(threads: object) -> int:
+    with contextlib.suppress(TypeError):
+        found = operator.index(cast(SupportsIndex, threads))
+        if not isinstance(threads, bool) and 1 <= found <= MAX_THREADS:
+            return found
+    raise InputError(f"threads must be between 1 and {MAX_THREADS}, found {threads}")
 
 
 def _choice(what: str, value: str, choices: Sequence[str]) -> None:
@@ -101,6 +107,7 @@ class Model:
     """An open checkpoint; made by `ster.load`.
 
     engine, tokenizer: what runs underneath, for those who want token ids and passes of their own.
+    chunkable: a prompt may run in pieces without a bit changing; False with dynamic rope scaling alone.
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class Model:
         self._template = template if mode == "auto" else None
         self._template_source = template.source if template else None  # what the checkpoint publishes, switched off or not
         self._weights_hash: str | None = None
+        self.chunkable = not _has_dynamic_rope(checkpoint)
         self.precision = precision
         self.chat_template: Literal["applied", "absent", "off"] = "off" if mode == "off" else "applied" if template else "absent"
         # Llama checkpoints name BOS in config.json, tokenizers by its text; either may be alone.
@@ -206,9 +214,9 @@ class Model:
     def _prompt_tokens(self, prompt: str, name: str | None) -> list[int]:
         """`prompt` -> ids that the engine will take; `name` says which prompt it is, in refusals."""
         if self._template is not None:
-            ids = self.tokenizer.encode(self._template.render([{"role": "user", "content": prompt}]), special_tokens=False)
+            ids = self.tokenizer.encode(self._template.render([{"role": "user", "content": prompt}]), special_tokens=False, name=name)
         else:
-            ids = self.tokenizer.encode(prompt)
+            ids = self.tokenizer.encode(prompt, name=name)
         self._check_tokens(ids, name)
         return ids
 
@@ -230,7 +238,7 @@ class Model:
             why = "is switched off" if self.chat_template == "off" else "is not in this checkpoint"
             raise InputError(f"chat messages need a chat template, which {why}{at(name)}")
         opened = messages[-1].get("role") != "assistant" if add_generation_prompt is None and messages else bool(add_generation_prompt)
-        ids = self.tokenizer.encode(self._template.render(messages, add_generation_prompt=opened), special_tokens=False)
+        ids = self.tokenizer.encode(self._template.render(messages, add_generation_prompt=opened), special_tokens=False, name=name)
         self._check_tokens(ids, name)
         return ids
 
@@ -362,17 +370,22 @@ class Model:
         _choice("position", position, ("last", "mean", "all"))
         texts = check_prompts(prompts)
         chosen = parse_layers(layers, self.layer_count)
+        names = [name_of(text, index) for index, text in enumerate(texts)]
         by_text: dict[str, list[int]] = {}
-        for index, text in enumerate(texts):
+        for text, name in zip(texts, names, strict=True):
             if text not in by_text:
-                by_text[text] = self._prompt_tokens(text, f"prompts[{index}]")
-        self._warn_of_two_bos([f"prompts[{texts.index(text)}]" for text, ids in by_text.items() if self._has_two_bos(ids)])
-        token_ids = [by_text[text] for text in texts]
-        names = [f"prompts[{index}]" for index in range(len(texts))]
+                by_text[text] = self._prompt_tokens(text, name)
+        self._warn_of_two_bos([names[texts.index(text)] for text, ids in by_text.items() if self._has_two_bos(ids)])
+        token_ids = [list(by_text[text]) for text in texts]
         source = Provenance(self.name, self.revision, self.chat_template, self.precision)
         if position == "all":
             ragged = [np.empty((0, 0, 0), np.float32)] * len(texts)
-            self._run(token_ids, names, chosen, "all", progress, ragged.__setitem__)
+            capture(self, token_ids, names, chosen, "all", progress, ragged.__setitem__)
+            given: set[int] = set()
+            for index, values in enumerate(ragged):  # equal prompts ran once; changing the values of one must not change another's
+                if id(values) in given:
+                    ragged[index] = values.copy()
+                given.add(id(values))
             return TokenActivations(ragged, token_ids, chosen, texts, source)
         if position == "last":
             values = self.last_rows(token_ids, chosen, names, progress=progress)
@@ -380,7 +393,7 @@ class Model:
             values = np.empty((len(texts), len(chosen), self.hidden_size), np.float32)
             # Row after row in float64: the order of the sum is the prompt's own.
             mean = lambda prompt, residual: values.__setitem__(prompt, residual.mean(axis=1, dtype=np.float64))  # noqa: E731
-            self._run(token_ids, names, chosen, "all", progress, mean)
+            capture(self, token_ids, names, chosen, "all", progress, mean)
         return ActivationArtifact(values, chosen, texts, source, position)
 
     def last_rows(
@@ -388,36 +401,8 @@ class Model:
     ) -> NDArray[np.float32]:
         """The last token's residual stream, float32 `[sequences, layers, hidden]`, of checked ids; `names` for refusals."""
         values = np.empty((len(token_ids), len(layers), self.hidden_size), np.float32)
-        self._run(token_ids, names, layers, "last", progress, lambda index, residual: values.__setitem__(index, residual[:, 0]))
+        capture(self, token_ids, names, layers, "last", progress, lambda index, residual: values.__setitem__(index, residual[:, 0]))
         return values
-
-    def _run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        names: Sequence[str],
-        layers: Sequence[int],
-        rows: Literal["last", "all"],
-        progress: Progress,
-        keep: Callable[[int, NDArray[np.float32]], None],
-    ) -> None:
-        """Run every distinct one of `prompts` once; `keep(prompt, [layers, rows, hidden])` is called for each index."""
-        places: dict[tuple[int, ...], list[int]] = {}
-        for index, ids in enumerate(prompts):
-            places.setdefault(tuple(ids), []).append(index)
-        unique = list(places)
-        budget = BATCH_TOKENS if rows == "last" else min(BATCH_TOKENS, BATCH_BYTES // (4 * len(layers) * self.hidden_size))
-        done = 0
-        with reporter(progress, "extract") as report:
-            report(0, len(prompts))
-            for batch in plan_batches([len(ids) for ids in unique], budget):
-                sequences = [_native.Sequence(np.array(unique[i], dtype=np.uint32), layers=layers, rows=rows) for i in batch]
-                outputs = self.forward(sequences, [names[places[unique[i]][0]] for i in batch])
-                for i, output in zip(batch, outputs, strict=True):
-                    assert output.residual is not None
-                    for place in places[unique[i]]:
-                        keep(place, output.residual)
-                    done += len(places[unique[i]])
-                report(done, len(prompts))
 
     def forward(self, sequences: Sequence[_native.Sequence], names: Sequence[str]) -> list[_native.Output]:
         """The engine's pass; a refusal that speaks of a sequence of the batch names the caller's prompt instead."""
@@ -472,6 +457,8 @@ class Model:
         """Text and messages through the template, token ids as they are; checked."""
         if isinstance(prompt, str):
             return self.prompt_tokens(prompt)
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+            raise InputError(f"the prompt must be text, messages or token ids, found {kind(prompt)}")
         items = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
             return self.chat_tokens(cast("list[Message]", items))
@@ -566,6 +553,13 @@ class Model:
                 raise SteeringError(f"steering at layer {edit.layer} has vector width {width}, expected {self.hidden_size}")
 
 
+def _has_dynamic_rope(checkpoint: Checkpoint) -> bool:
+    """With this scaling the rotation depends on the length of the pass, so a prompt must run in one."""
+    config = checkpoint.read_json("config.json") or {}
+    found = [config.get("rope_scaling"), config.get("rope_parameters")]
+    return any("dynamic" in (rope.get("rope_type"), rope.get("type")) for rope in found if isinstance(rope, dict))
+
+
 def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
 
@@ -601,6 +595,7 @@ def list_edits(steering: Steering) -> list[_native.Edit]:
 
 
 def _token_id(token: object) -> int:
-    if isinstance(token, bool) or not hasattr(token, "__index__"):
-        raise InputError(f"token ids must be integers, found {token!r}")
-    return int(token.__index__())
+    with contextlib.suppress(TypeError):
+        if not isinstance(token, bool):
+            return operator.index(cast(SupportsIndex, token))
+    raise InputError(f"token ids must be integers, found {token!r}")

@@ -26,6 +26,8 @@ def reporter(progress: Progress, label: str) -> Iterator[Report]:
         yield progress
     elif not progress:
         yield lambda done, total: None
+    elif sys.stderr is None:  # closed
+        yield lambda done, total: None
     elif sys.stderr.isatty() or "ipykernel" in sys.modules:
         with _bar(label) as report:
             yield report

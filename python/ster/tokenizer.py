@@ -7,14 +7,18 @@ that the user did not type. Special tokens typed in a prompt (`<|eot_id|>`) are 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
-from ster.checkpoint import Checkpoint
-from ster.errors import CheckpointError, SterWarning
+from ster._files import read_text
+from ster.checkpoint import TOKENIZER, Checkpoint
+from ster.errors import CheckpointError, FileError, InputError, SterError, SterWarning
 
 if TYPE_CHECKING:
     import tokenizers
+
+T = TypeVar("T")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -35,28 +39,43 @@ class Tokenizer:
         """
         import tokenizers
 
-        path = checkpoint.path / "tokenizer.json"
+        path = checkpoint.path / TOKENIZER
         try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"failed to read {path}: {error}") from None
-        return Tokenizer(tokenizer)
+            text = read_text(path)  # not from_file, which takes no path that is not UTF-8
+        except FileError as error:
+            raise CheckpointError(error.message, error.hint) from None
+        refuse = lambda cause: CheckpointError(f"failed to read {path}: {cause}")  # noqa: E731
+        return _guard(lambda: Tokenizer(tokenizers.Tokenizer.from_str(text)), refuse)
 
-    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, special_tokens: bool = True, name: str | None = None) -> list[int]:
         """`text` -> ids, with the special tokens of the post-processor unless told otherwise.
 
         One text at a time: `encode_batch` starts threads that outlive it and make a later fork complain, to save milliseconds.
+
+        name: what refusals call the text.
+
+        Raises:
+            InputError: the tokenizer failed.
         """
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
+        refuse = lambda cause: InputError(f"tokenizer.json failed on {name or 'the prompt'}: {cause}")  # noqa: E731
+        ids: list[int] = _guard(lambda: self._tokenizer.encode(text, add_special_tokens=special_tokens).ids, refuse)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids -> text, special tokens left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        """Ids -> text, special tokens left out.
+
+        Raises:
+            InputError: something that is no token id, or the tokenizer failed.
+        """
+        return self._decode(ids, skip_special=True)
+
+    def _decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+        refuse = lambda cause: InputError(f"tokenizer.json failed to decode token ids: {cause}")  # noqa: E731
+        return _guard(lambda: str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)), refuse)
 
     def piece(self, token_id: int) -> str:
         """One token as a person would read it: ` sea`; its name in the vocabulary where it is part of a character."""
-        text = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        text = self._decode([token_id], skip_special=False)
         if text and "\ufffd" not in text:
             return text
         name: str | None = self._tokenizer.id_to_token(token_id)
@@ -67,11 +86,13 @@ class Tokenizer:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """One more than the largest id."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return max(int(self._tokenizer.get_vocab_size(with_added_tokens=True)), max(added, default=-1) + 1)
+        """One more than the largest id, which is the number of tokens only if the ids have no holes."""
+        tokens = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        if all(self._tokenizer.id_to_token(token) is not None for token in range(tokens)):  # half the time of get_vocab
+            return tokens
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def unknown_id(self) -> int | None:
@@ -82,6 +103,18 @@ class Tokenizer:
     @property
     def has_post_processor(self) -> bool:
         return self._tokenizer.post_processor is not None
+
+
+def _guard(work: Callable[[], T], refuse: Callable[[str], SterError]) -> T:
+    """`work()`, whose failures in the library become refusals. It raises bare Exceptions, and panics, which are none."""
+    try:
+        return work()
+    except Exception as error:
+        raise refuse(str(error) or type(error).__name__) from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # pyo3's, which no module exports
+            raise
+        raise refuse(str(error)) from None
 
 
 def named_tokens(checkpoint: Checkpoint) -> dict[str, str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ster._files import write_folder
 from ster._safetensors import safetensors_bytes
+from ster.errors import InputError
 
 SEED = 7
 HIDDEN, MLP, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 128, 4, 4, 2, 16
@@ -128,9 +129,12 @@ def toy_files() -> dict[str, bytes]:
 
 
 def write_toy_model(folder: str | os.PathLike[str]) -> Path:
-    """Write the toy checkpoint into `folder`, made if it is missing; files of the same names are replaced.
+    """Write the toy checkpoint into `folder`, made if it is missing: all of it, or nothing.
 
     Raises:
-        FileError: the folder cannot be written.
+        InputError: an empty name.
+        FileError: the folder cannot be written, or holds another file of one of these names.
     """
+    if not os.fspath(folder):
+        raise InputError("the folder must have a name, found an empty one", "`.` is the working directory")
     return write_folder(Path(folder), toy_files())

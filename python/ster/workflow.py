@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
 from ster import _native
@@ -20,7 +20,7 @@ from ster.model import Model
 from ster.pairs import PairSet
 from ster.pairs_lint import groups
 from ster.progress import Progress, reporter
-from ster.scores import Candidate, Ranking, fold_splits, holdout_split, rank_candidates, score
+from ster.scores import Candidate, Ranking, Split, fold_splits, holdout_split, rank_candidates, score
 from ster.sides import TOKEN_RULE, Pairs, as_pair_set, pair_activations, pair_tokens, residual_norms
 from ster.steering_artifact import LayerVector, SteeringArtifact
 
@@ -150,15 +150,12 @@ def optimize(
     pair_set = as_pair_set(pairs)
     names = [parse_method(method) for method in methods]
     chosen = parse_layers(layers, model.layer_count)
-    together = groups(pair_set)
-    if folds is None:
-        splits = holdout_split(len(pair_set), holdout=holdout, groups=together)
-    else:
-        splits = fold_splits(len(pair_set), folds=folds, groups=together)
+    splits = split_pairs(pair_set, holdout=holdout, folds=folds)
     positive, negative = pair_activations(model, pair_tokens(model, pair_set), chosen, progress=progress)
     with reporter(progress, "fit") as report:
         ranking = rank_candidates(positive, negative, chosen, splits, methods=names, seed=seed, progress=report)
     winner = ranking.winner
+    ranking = replace(ranking, notes=tuple(_ties(ranking) + list(dict.fromkeys(map(_without_figures, ranking.notes)))))
     vector = LayerVector(winner.layer, ranking.direction, ranking.refit.margin, ranking.refit.accuracy)
     at = chosen.index(winner.layer)
     norms = {winner.layer: residual_norms(positive[:, at : at + 1], negative[:, at : at + 1])[0]}
@@ -174,6 +171,18 @@ def optimize(
     )
 
 
+def split_pairs(pairs: PairSet, *, holdout: float = 0.2, folds: int | None = None) -> list[Split]:
+    """The split `optimize` uses, or its splits with `folds`.
+
+    Raises:
+        InputError: see `ster.scores.holdout_split` and `fold_splits`.
+    """
+    together = groups(pairs)
+    if folds is None:
+        return holdout_split(len(pairs), holdout=holdout, groups=together)
+    return fold_splits(len(pairs), folds=folds, groups=together)
+
+
 def fold_notes(notes: Mapping[int, Sequence[str]]) -> list[str]:
     """Notes by layer -> one line for each kind. What stands in brackets, such as a figure, is left out where layers differ in it.
 
@@ -184,10 +193,26 @@ def fold_notes(notes: Mapping[int, Sequence[str]]) -> list[str]:
     whole: dict[str, str] = {}
     for layer, texts in notes.items():
         for text in texts:
-            kind = re.sub(r" \(.*\)$", "", text)
+            kind = _without_figures(text)
             layers.setdefault(kind, []).append(layer)
             whole.setdefault(kind, text)
     return [f"{whole[kind]}, at layer {at[0]}" if len(at) == 1 else f"{kind} (layers {_spans(at)})" for kind, at in layers.items()]
+
+
+def _without_figures(note: str) -> str:
+    return re.sub(r" \(.*\)$", "", note)
+
+
+def _ties(ranking: Ranking) -> list[str]:
+    """Margins are in the units of the activations, which grow from layer to layer: a reader should know what decided."""
+    best = ranking.winner.holdout_accuracy
+    tied = {c.layer for c in ranking.candidates if c.holdout_accuracy == best}
+    if len(tied) < 2:
+        return []
+    return [
+        f"{len(tied)} layers reach the winner's accuracy and the largest margin decided, which favours late layers, where activations are"
+        " long; to steer, compare some of them with `ster vector evaluate --strengths`"
+    ]
 
 
 def _spans(numbers: Sequence[int]) -> str:

@@ -14,7 +14,16 @@ import typer
 
 from ster.cli import console
 from ster.cli.extract import extract
+from ster.cli.generate import generate
+from ster.cli.pairs_import import import_
+from ster.cli.pairs_inspect import inspect as inspect_pairs
 from ster.cli.toy_model import toy_model
+from ster.cli.vector_compare import compare
+from ster.cli.vector_convert import convert
+from ster.cli.vector_evaluate import evaluate
+from ster.cli.vector_inspect import inspect as inspect_vector
+from ster.cli.vector_optimize import optimize
+from ster.cli.vector_train import train
 from ster.errors import SterError, SterWarning
 
 app = typer.Typer(
@@ -26,6 +35,19 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(short_help="Activations of prompts, in one artifact.")(extract)
+app.command(short_help="Text from a model, steered or not.")(generate)
+vector = typer.Typer(no_args_is_help=True, help="Steering vectors: learn, choose, measure, look at, convert.", rich_markup_mode=None)
+vector.command(short_help="Learn a direction per layer from pairs.")(train)
+vector.command(short_help="Find the best method and layer on held-out pairs.")(optimize)
+vector.command(short_help="Score a vector on pairs; steer at several strengths.")(evaluate)
+vector.command("inspect", short_help="What is in a vector file.")(inspect_vector)
+vector.command(short_help="How alike vectors are.")(compare)
+vector.command(short_help="Vector files of other tools, and back.")(convert)
+app.add_typer(vector, name="vector")
+pairs = typer.Typer(no_args_is_help=True, help="Contrastive pairs: check, import.", rich_markup_mode=None)
+pairs.command("inspect", short_help="What may be wrong with a pair set.")(inspect_pairs)
+pairs.command("import", short_help="Files of other formats, as a pair set.")(import_)
+app.add_typer(pairs, name="pairs")
 app.command("toy-model", short_help="Write the toy checkpoint.")(toy_model)
 
 
@@ -46,6 +68,7 @@ def _options(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; every SterError ends here."""
+    said = False
     with warnings.catch_warnings():
         warnings.simplefilter("always", SterWarning)
         warnings.showwarning = console.show_warning
@@ -54,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = 0
         except SystemExit as exit:
             code = exit.code if isinstance(exit.code, int) else 0 if exit.code is None else 1
+            said = isinstance(exit, console.Stopped)
         except SterError as error:
             console.error(error.message, error.hint)
             code = 1
@@ -62,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = 1
         except KeyboardInterrupt:
             code = 130
-    if code == 130:
+    if code == 130 and not said:
         console.note("Interrupted; nothing was written.")
     console.close()
     return code

@@ -27,6 +27,23 @@ def data_bytes(write: Callable[[BinaryIO], object]) -> None:
     _stdout(write)
 
 
+def result(document: object, text: Callable[[], str], as_json: bool | None) -> None:
+    """The result of a command, as one JSON document or for a reader. None: text on a terminal, JSON when piped."""
+    if not sys.stdout.isatty() if as_json is None else as_json:
+        import orjson
+
+        data_bytes(lambda file: file.write(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)))
+    else:
+        data(text())
+
+
+class Stopped(SystemExit):
+    """Ctrl-C in a command that has said what there was to say."""
+
+    def __init__(self) -> None:
+        super().__init__(130)
+
+
 def _stdout(write: Callable[[BinaryIO], object]) -> None:
     try:
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,6 +41,30 @@ ThreadsOption = Annotated[int | None, typer.Option("--threads", metavar="N", min
 LayersOption = Annotated[
     str, typer.Option("--layers", "-l", metavar="LAYERS", help="all, 5, 8..16 (16 not included), 3,5,8..12; -1 is the last.")
 ]
+PairsOption = Annotated[
+    Path, typer.Option("--pairs", "-p", metavar="FILE", help='{"trait_name": "...", "pairs": [{"positive": "...", "negative": "..."}]}')
+]
+JsonOption = Annotated[bool | None, typer.Option("--json/--text", help="Default: text on a terminal, JSON when piped.")]
+VectorArgument = Annotated[
+    Path, typer.Argument(metavar="VECTOR", help="A steering artifact, or a GGUF, safetensors, npz or vllm-lens file.")
+]
+
+
+def read_numbers(text: str, what: str) -> list[float]:
+    """`-4,-1,0.5` -> numbers.
+
+    Raises:
+        InputError: `invalid <what> "<x>"`.
+    """
+    from ster.errors import InputError
+
+    found = []
+    for piece in text.split(","):
+        try:
+            found.append(float(piece))
+        except ValueError:
+            raise InputError(f'invalid {what} "{piece.strip()}"', f"{what}s are numbers with commas between them, as in -1,0.5,2") from None
+    return found
 
 
 def open_model(model: str, revision: str | None, precision: PrecisionChoice, chat_template: ChatChoice, threads: int | None) -> Model:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,8 +9,8 @@ import typer
 from ster.cli import console
 
 
-def toy_model(folder: Annotated[Path, typer.Argument(help="Folder to write; made if it is missing.")]) -> None:
-    """Write the toy checkpoint: 4 layers, 67 words, random weights, the same bytes everywhere."""
+def toy_model(folder: Annotated[str, typer.Argument(help="Folder to write; made if it is missing.")]) -> None:
+    """Write the toy checkpoint: 4 layers, 67 words, random weights, the same bytes everywhere. Replaces nothing."""
     from ster.toy import write_toy_model
 
     console.data(write_toy_model(folder))

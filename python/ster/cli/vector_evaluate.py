@@ -1,0 +1,141 @@
+"""`ster vector evaluate`: what a vector separates, and what it does to the model."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ster.cli import console
+from ster.cli.options import (
+    ChatChoice,
+    ChatOption,
+    JsonOption,
+    ModelOption,
+    PairsOption,
+    PrecisionChoice,
+    PrecisionOption,
+    RevisionOption,
+    ThreadsOption,
+    VectorArgument,
+    open_model,
+    read_numbers,
+)
+from ster.cli.tables import bar, count, interval, number, table
+
+if TYPE_CHECKING:
+    from ster.evaluation import EvaluationReport
+
+
+class UnitsChoice(str, Enum):
+    absolute = "absolute"
+    norm = "norm"
+
+
+UnitsOption = Annotated[
+    UnitsChoice,
+    typer.Option("--units", help="Of strengths. norm: vectors scaled to length 1, times the layer's mean residual norm in training."),
+]
+SomeLayersOption = Annotated[
+    str | None, typer.Option("--layers", "-l", metavar="LAYERS", help="Use these of the vector's layers; by default all, at once.")
+]
+
+
+def evaluate(
+    model: ModelOption,
+    pairs: PairsOption,
+    vector: VectorArgument,
+    strengths: Annotated[
+        str | None, typer.Option("--strengths", "-s", metavar="LIST", help="Steer at each of these, as in -4,-1,0.5,1,2,4.")
+    ] = None,
+    layers: SomeLayersOption = None,
+    units: UnitsOption = UnitsChoice.absolute,
+    max_kl: Annotated[float, typer.Option("--max-kl", metavar="NATS", help="Damage a picked strength may do.")] = 0.5,
+    neutral: Annotated[
+        Path | None,
+        typer.Option("--neutral", metavar="FILE", help="Texts to measure damage on, as for --prompts. Default: 20 plain sentences."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write the JSON report here.")] = None,
+    as_json: JsonOption = None,
+    revision: RevisionOption = None,
+    precision: PrecisionOption = PrecisionChoice.auto,
+    chat_template: ChatOption = ChatChoice.auto,
+    threads: ThreadsOption = None,
+) -> None:
+    """Score a vector on pairs it was not trained on; with --strengths, steer with it and measure effect and damage.
+
+    Per strength: the share of pairs whose positive side gained more log-probability than its negative side (0.5 is no effect), the mean
+    shift in nats, and on neutral text the mean KL from the unsteered predictions and the perplexity ratio. Picks the strength with the
+    largest share whose KL stays within --max-kl.
+    """
+    import orjson
+
+    from ster import workflow
+    from ster._files import check_writable, write_atomic
+    from ster.interchange import load
+    from ster.layers import check_layer_syntax
+    from ster.pairs import PairSet
+    from ster.prompts import read_prompts
+
+    wanted = None if strengths is None else read_numbers(strengths, "strength")
+    if layers is not None:
+        check_layer_syntax(layers)
+    pair_set = PairSet.load(pairs)
+    artifact = load(vector)
+    texts = None if neutral is None else read_prompts(neutral)
+    if output is not None:
+        check_writable(output)
+
+    opened = open_model(model, revision, precision, chat_template, threads)
+    report = workflow.evaluate(
+        opened, pair_set, artifact, wanted, layers=layers, neutral=texts, max_kl=max_kl, units=units.value, progress=True
+    )
+    if output is not None:
+        document = orjson.dumps(report.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        write_atomic(output, lambda file: file.write(document))
+    console.result(report.to_dict(), lambda: _text(report), as_json)
+    for note in report.notes:
+        console.note(f"Note: {note}")
+
+
+def _text(report: EvaluationReport) -> str:
+    top = max(row.score.margin / row.residual_norm for row in report.layers)
+    layers = [
+        [
+            str(row.layer),
+            number(row.score.accuracy),
+            interval(row.score.accuracy_interval),
+            number(row.score.margin),
+            interval(row.score.margin_interval),
+            number(row.score.auroc),
+            bar(row.score.margin / row.residual_norm, top),
+        ]
+        for row in report.layers
+    ]
+    title = f"{report.trait_name or 'vector'} ({report.method}) on {count(report.pairs, 'pair')}:"
+    parts = [title, table(["layer", "accuracy", "95 %", "margin", "95 %", "AUROC", "margin / residual norm"], layers)]
+    if report.strengths:
+        assert report.neutral is not None
+        rows = [
+            [
+                f"{row.strength:g}" + (" <" if row.picked else ""),
+                number(row.share),
+                interval(row.share_interval),
+                number(row.mean_shift),
+                number(row.mean_shift_per_token),
+                number(row.mean_kl),
+                number(row.perplexity_ratio),
+                bar(row.share, 1.0),
+            ]
+            for row in report.strengths
+        ]
+        where = ", ".join(str(row.layer) for row in report.layers)
+        units = "mean residual norms" if report.units == "norm" else "multiples of the vector"
+        parts += ["", f"Steering at layer {where}, strengths in {units}; damage on {count(report.neutral.texts, 'neutral text')}:"]
+        head = ["strength", "share", "95 %", "shift, nats", "per token", "KL", "perplexity x", "share (half: no effect)"]
+        parts.append(table(head, rows))
+        picked = "none" if report.picked is None else f"{report.picked:g}"
+        parts.append(f"Picked: {picked} (largest share with KL within {report.max_kl:g} nats)")
+    return "\n".join(parts)
