@@ -1,6 +1,6 @@
 """SmolLM2-135M, a model people use, as a BF16 and as an F32 checkpoint.
 
-`STER_SMOLLM2` names a folder with the subfolders `bf16` and `f32`, or the two checkpoints, joined as in PATH.
+`STER_SMOLLM2` names a folder with the subfolders `bf16` and `f32`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ def folders() -> dict[str, Path]:
     given = os.environ.get("STER_SMOLLM2")
     if not given:
         pytest.skip("STER_SMOLLM2 is not set: no SmolLM2-135M")
-    paths = [Path(part) for part in given.split(os.pathsep)]
-    if len(paths) == 1:
-        paths = [paths[0] / "bf16", paths[0] / "f32"]
-    return dict(zip(("bf16", "f32"), paths, strict=True))
+    return {precision: Path(given) / precision for precision in ("bf16", "f32")}
 
 
 PROMPT_FILES = ("awkward", "ragged-200", "truthfulqa-questions-150")

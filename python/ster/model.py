@@ -69,8 +69,9 @@ def load(
     """
     _choice("precision", precision, ("auto", "f32", "bf16", "f16"))
     _choice("chat template mode", chat_template, ("auto", "off"))
+    count = None if threads is None else _thread_count(threads)
     checkpoint = find_checkpoint(model, revision)
-    engine = _native.Engine(str(checkpoint.path), threads=None if threads is None else _thread_count(threads))
+    engine = _native.Engine(str(checkpoint.path), threads=count)
     for warning in engine.warnings:
         warnings.warn(warning, SterWarning, stacklevel=2)
     template = find_chat_template(checkpoint)

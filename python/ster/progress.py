@@ -24,9 +24,7 @@ def reporter(progress: Progress, label: str) -> Iterator[Report]:
     """
     if callable(progress):
         yield progress
-    elif not progress:
-        yield lambda done, total: None
-    elif sys.stderr is None:  # closed
+    elif not progress or sys.stderr is None:  # None: closed before Python began
         yield lambda done, total: None
     elif sys.stderr.isatty() or "ipykernel" in sys.modules:
         with _bar(label) as report:

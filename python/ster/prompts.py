@@ -39,7 +39,9 @@ def read_prompts(path: str | os.PathLike[str]) -> list[str]:
         named = [(f"prompts[{index}]", entry) for index, entry in enumerate(_json_list(text, path))]
     if not named:
         raise InputError("prompt set contains no prompts")
-    return [check_prompt(entry, name) for name, entry in named]
+    prompts = [check_prompt(entry, name) for name, entry in named]
+    by_line = suffix in (".txt", ".jsonl", ".ndjson")
+    return [_Line(prompt, name) for prompt, (name, _) in zip(prompts, named, strict=True)] if by_line else prompts
 
 
 def check_prompts(prompts: Iterable[object]) -> list[str]:
@@ -50,6 +52,8 @@ def check_prompts(prompts: Iterable[object]) -> list[str]:
     """
     if isinstance(prompts, str | bytes):
         raise InputError("prompts must be a list of strings, found one string", "write `[prompt]` for a single prompt")
+    if not isinstance(prompts, Iterable):
+        raise InputError(f"prompts must be a list of strings, found {kind(prompts)}")
     checked = [check_prompt(prompt, f"prompts[{index}]") for index, prompt in enumerate(prompts)]
     if not checked:
         raise InputError("prompt set contains no prompts")
@@ -59,15 +63,39 @@ def check_prompts(prompts: Iterable[object]) -> list[str]:
 def check_prompt(prompt: object, name: str | None = None) -> str:
     """`prompt` itself, if it is a non-empty string of real characters. Blanks count: `" "` is a prompt."""
     if not isinstance(prompt, str):
-        raise InputError(f"{name or 'prompt'} must be a string, found {_kind(prompt)}")
+        raise InputError(f"{name or 'prompt'} must be a string, found {kind(prompt)}")
     if not prompt:
         raise InputError("prompt must not be empty" + at(name))
-    if not prompt.isascii():
-        for position, character in enumerate(prompt):
-            if "\ud800" <= character <= "\udfff":
-                problem = f"contains half a surrogate pair (U+{ord(character):04X}) at character {position}"
-                raise InputError(f"{name or 'prompt'} {problem}", "this text was cut in the middle of a character, or decoded wrongly")
-    return prompt
+    return check_text(prompt, name or "prompt")
+
+
+def check_text(text: str, name: str) -> str:
+    """`text` itself, if UTF-8 can hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"contains half a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}"
+        raise InputError(f"{name} {problem}", "this text was cut in the middle of a character, or decoded wrongly") from None
+    return text
+
+
+class _Line(str):
+    """A prompt that knows the line of its file, which is what refusals name."""
+
+    where: str
+
+    def __new__(cls, text: str, where: str) -> _Line:
+        line = super().__new__(cls, text)
+        line.where = where
+        return line
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return str(self), self.where  # copies and pickles
+
+
+def name_of(prompt: str, index: int) -> str:
+    """What refusals call the prompt: its line where it was read from a file of lines, its index elsewhere."""
+    return prompt.where if isinstance(prompt, _Line) else f"prompts[{index}]"
 
 
 def at(name: str | None) -> str:
@@ -75,7 +103,8 @@ def at(name: str | None) -> str:
     return f": {name}" if name else ""
 
 
-def _kind(value: object) -> str:
+def kind(value: object) -> str:
+    """What a value is, in words."""
     names = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object", type(None): "null"}
     return names.get(type(value), type(value).__name__)
 

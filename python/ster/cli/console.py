@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import warnings
 from collections.abc import Callable
 from typing import BinaryIO, TextIO
 
+from ster import _files
 from ster._files import reason
 from ster.errors import FileError
 
@@ -30,15 +32,25 @@ def data_bytes(write: Callable[[BinaryIO], object]) -> None:
 def result(document: object, text: Callable[[], str], as_json: bool | None) -> None:
     """The result of a command, as one JSON document or for a reader. None: text on a terminal, JSON when piped."""
     if not sys.stdout.isatty() if as_json is None else as_json:
-        import orjson
-
-        data_bytes(lambda file: file.write(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)))
+        data_bytes(lambda file: file.write(_json(document)))
     else:
         data(text())
 
 
+def _json(document: object) -> bytes:
+    import orjson
+
+    try:
+        return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # the name of a file that is not UTF-8: what cannot be shown becomes U+FFFD
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        return os.fsencode(text).decode("utf-8", "replace").encode()
+
+
 class Stopped(SystemExit):
     """Ctrl-C in a command that has said what there was to say."""
+
+    said = True
 
     def __init__(self) -> None:
         super().__init__(130)
@@ -47,6 +59,7 @@ class Stopped(SystemExit):
 def _stdout(write: Callable[[BinaryIO], object]) -> None:
     try:
         sys.stdout.flush()
+        _files.writes += 1
         write(sys.stdout.buffer)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
@@ -78,12 +91,3 @@ def show_warning(
         note(f"Warning: {message}")
     else:
         note(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
-
-
-def close() -> None:
-    """Flush stdout, or drop what it will not take, so that Python has nothing to complain about when it ends."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
