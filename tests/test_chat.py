@@ -128,3 +128,53 @@ def test_reference_prompts_through_a_real_template(references: Path) -> None:
             model = ster.load(Path(folder) / "bf16", chat_template=mode)  # type: ignore[arg-type]
             for index, prompt in enumerate(prompts):
                 assert model.prompt_tokens(prompt) == reference[f"{kind}_ids_{index}"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "nested too deeply"),
+        ("{% if 1 %}" * 200 + "{% endif %}" * 200, "too many levels of indentation"),
+        ("{% for a in [1] %}" * 30 + "{% endfor %}" * 30, "too many statically nested blocks"),
+        ("{{ " + "1" * 5000 + " }}", "Exceeds the limit"),
+    ],
+)
+def test_a_template_beyond_the_compilers_limits(source: str, cause: str) -> None:
+    with pytest.raises(ConfigError, match=f"chat template in test is invalid: {cause}"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "cause"),
+    [
+        ("{{ 'a' * 10**15 }}", "out of memory"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested too deeply"),
+        ("{{ raise_exception('') }}", "TemplateError"),
+    ],
+)
+def test_a_failing_template_always_has_a_cause(source: str, cause: str) -> None:
+    with pytest.raises(InputError) as caught:
+        render(source)
+    assert str(caught.value) == f"chat template in test failed: {cause}"
+
+
+def test_half_a_character_out_of_a_template_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        render(r"the {{ '\ud800' }}")
+    expected = "what the chat template in test made of the prompt contains half a surrogate pair (U+D800) at character 4"
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("value", ["abc", "", "9" * 30])
+def test_a_date_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", value)
+    with pytest.raises(InputError) as caught:
+        render("{{ strftime_now('%Y') }}")
+    assert str(caught.value) == f"SOURCE_DATE_EPOCH must be a date in seconds since 1970, found `{value}`"
+
+
+@pytest.mark.parametrize("entry", ["text", {"template": "x"}, {"name": ["a"], "template": "x"}, {"name": "default", "template": 3}])
+def test_named_templates_are_named_by_text(toy_copy: Path, change: Change, entry: object) -> None:
+    change(toy_copy / "tokenizer_config.json", chat_template=[{"name": "default", "template": "x"}, entry])
+    with pytest.raises(ConfigError, match=r"`chat_template\[1\]` must be an object with `name` and `template`, both text"):
+        find_chat_template(find_checkpoint(toy_copy))

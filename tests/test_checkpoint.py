@@ -1,4 +1,7 @@
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,3 +85,59 @@ def test_home_is_not_needed(toy_dir: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert ster.load(toy_dir).name == "toy-llama"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "config.json",
+        "tokenizer.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+    ],
+)
+def test_a_link_that_leads_nowhere_is_not_an_absent_file(toy_copy: Path, file: str) -> None:
+    (toy_copy / file).unlink(missing_ok=True)
+    (toy_copy / file).symlink_to("../../blobs/0123")
+    with pytest.raises(CheckpointError) as caught:
+        ster.load(toy_copy)
+    assert str(caught.value) == f"failed to read {toy_copy / file}: it is a link to ../../blobs/0123, which is missing"
+
+
+def test_a_folder_that_may_not_be_searched(toy_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("ster._files.os.lstat", refuse)
+    with pytest.raises(CheckpointError, match="failed to read .*: permission denied"):
+        find_checkpoint(toy_copy)
+
+
+def test_a_name_that_is_not_utf_8(toy_dir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"m\xff")
+    shutil.copytree(toy_dir, folder)
+    model = ster.load(folder)
+    assert model.name == "m\ufffd"
+    for name in ("a.json", "a.npz", "a.safetensors"):
+        path = model.activations(["the sea"]).save(tmp_path / name)
+        assert ster.ActivationArtifact.load(path).model == "m\ufffd"
+
+
+def test_a_locale_without_utf_8_changes_nothing(toy_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(toy_dir, tmp_path / "caf\u00e9")
+    code = "import sys, ster; m = ster.load(sys.argv[1]); print(ascii(m.name), m.activations(['the sea']).values.shape)"
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    line = [sys.executable, "-c", code, str(tmp_path / "caf\u00e9")]
+    result = subprocess.run(line, env=env, capture_output=True, text=True)
+    assert result.stdout == "'caf\\xe9' (1, 4, 64)\n", result.stderr
+
+
+def test_paths_that_are_none() -> None:
+    with pytest.raises(CheckpointError, match="embedded null byte"):
+        ster.load("a\0b")
+    with pytest.raises(CheckpointError, match="model path is empty"):
+        ster.load("")
+    with pytest.raises(InputError, match="the model must be a path, found NoneType"):
+        ster.load(None)  # type: ignore[arg-type]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
+from reference_numpy import llama
+from reference_numpy import load as load_reference
 
 from ster import _native
-
-# Test modules are imported by path, so that none can import another.
-REFERENCE = runpy.run_path(str(Path(__file__).with_name("reference_numpy.py")))
-llama: Callable[..., tuple[NDArray[np.float64], NDArray[np.float64]]] = REFERENCE["llama"]
-load_reference: Callable[[Path], tuple[dict[str, Any], dict[str, NDArray[np.float64]]]] = REFERENCE["load"]
 
 FOLDERS = [
     path.parent

@@ -69,11 +69,15 @@ def test_python_values_are_layers_too() -> None:
     assert parse_layers([3, 0, 3], 4) == [0, 3]
     assert parse_layers(np.array([1, 2]), 4) == [1, 2]
     assert parse_layers([np.int64(1)], 4) == [1]
+    assert parse_layers(np.int64(1), 4) == [1]
+    assert parse_layers(np.array(3), 4) == [3]
     with pytest.raises(LayerError, match="at least one layer is required"):
         parse_layers([], 4)
-    for wrong in ([True], [1.0], ["1"], [None]):
+    for wrong in ([True], [1.0], ["1"], [None], [[0]], [np.array([0])], True, 1.0, None, b"0", object(), np.array(1.0)):
         with pytest.raises(InputError, match="invalid layer"):
             parse_layers(wrong, 4)  # type: ignore[arg-type]
+    with pytest.raises(LayerError, match=f"layer {2**70} is outside the model's 0..3 range"):
+        parse_layers(2**70, 4)
 
 
 @given(count=st.integers(1, 40), data=st.data())

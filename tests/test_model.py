@@ -139,9 +139,15 @@ def test_weights_stored_in_half_run_as_they_are(toy_copy: Path, change: Callable
 
 
 def test_options_that_make_no_sense(toy_dir: Path) -> None:
-    for threads in (0, -1, True, 1.5):
-        with pytest.raises(InputError, match="threads must be at least 1"):
+    for threads in (0, -1, True, 1.5, "2", 1025, 2**70):
+        with pytest.raises(InputError) as caught:
             ster.load(toy_dir, threads=threads)  # type: ignore[arg-type]
+        assert str(caught.value) == f"threads must be between 1 and 1024, found {threads!r}"
+    assert ster.load(toy_dir, threads=np.int64(2)).engine.threads == 2  # type: ignore[arg-type]
+    from ster.model import MAX_THREADS
+
+    with pytest.raises(InputError, match=f"threads must be between 1 and {MAX_THREADS}, found"):
+        ster._native.Engine(str(toy_dir), threads=MAX_THREADS + 1)  # the engine agrees
     with pytest.raises(InputError, match='unknown chat template mode "on"; expected auto or off'):
         ster.load(toy_dir, chat_template="on")  # type: ignore[arg-type]
 
@@ -197,3 +203,25 @@ def test_extract_is_the_models_own_call(toy_model: ster.Model) -> None:
         one = ster.extract(toy_model, [PROMPT], "1", position=position)
         two = toy_model.activations([PROMPT], "1", position=position)
         assert one.values.tobytes() == two.values.tobytes() and one.layers == [1]
+
+
+def test_things_that_are_no_prompt(toy_model: ster.Model) -> None:
+    for wrong, word in ((123, "a number"), (None, "null"), (b"ab", "bytes")):
+        with pytest.raises(InputError) as caught:
+            toy_model.trace(wrong)  # type: ignore[arg-type]
+        assert str(caught.value) == f"the prompt must be text, messages or token ids, found {word}"
+    for wrong in (np.array([[1, 2]]), [1.0], ["a"], [True]):
+        with pytest.raises(InputError, match="token ids must be integers, found"):
+            toy_model.trace(wrong)  # type: ignore[arg-type]
+    ids = np.array(toy_model.encode(PROMPT))
+    assert toy_model.trace(ids).residual.tobytes() == toy_model.trace(PROMPT).residual.tobytes()  # type: ignore[arg-type]
+
+
+def test_equal_prompts_have_arrays_of_their_own(toy_model: ster.Model) -> None:
+    acts = toy_model.activations(["the sea", "storm", "the sea", "the  sea"], position="all")
+    kept = acts.values[0].copy()
+    acts.values[2][:] = 0
+    acts.token_ids[2].clear()
+    for index in (0, 3):  # other spaces, the same tokens
+        assert acts.values[index].tobytes() == kept.tobytes()
+        assert len(acts.token_ids[index]) == 2

@@ -28,6 +28,9 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
         ("p.JSONL", b'\xef\xbb\xbf{"prompt": "a"}\n', ["a"]),
         ("p.txt", "a\r\n b \nc\u2028d\x0ce\n\n", ["a", " b ", "c\u2028d\x0ce"]),
         ("p.txt", b"\xef\xbb\xbfa", ["a"]),
+        ("p.txt", b"\0 sea", ["\0 sea"]),
+        ("p.txt", b"\0\0\0\0", ["\0\0\0\0"]),
+        ("p.txt", b"a\0b c d e f", ["a\0b c d e f"]),
     ],
 )
 def test_files_of_prompts(tmp_path: Path, name: str, content: str | bytes, prompts: list[str]) -> None:
@@ -104,6 +107,9 @@ def test_one_string_is_not_a_list_of_prompts() -> None:
         check_prompts("the sea")
     with pytest.raises(InputError, match="prompt set contains no prompts"):
         check_prompts([])
+    for wrong, word in ((None, "null"), (5, "a number"), (object(), "object")):
+        with pytest.raises(InputError, match=f"prompts must be a list of strings, found {word}"):
+            check_prompts(wrong)  # type: ignore[arg-type]
 
 
 @given(prompts=st.lists(characters, min_size=1))

@@ -1,4 +1,6 @@
+import copy
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,3 +155,68 @@ def test_a_tokenizer_that_is_missing_or_broken(toy_copy: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         ster.load(toy_copy)
     assert str(caught.value) == f"tokenizer is missing: {toy_copy / 'tokenizer.json'}"
+
+
+def test_a_tokenizer_with_a_byte_order_mark(toy_copy: Path) -> None:
+    path = toy_copy / "tokenizer.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert ster.load(toy_copy).encode("the sea") == [3, 4]
+    path.write_bytes(path.read_bytes().decode("utf-8-sig").encode("utf-16"))
+    with pytest.raises(CheckpointError, match="it is UTF-16, expected UTF-8"):
+        ster.load(toy_copy)
+
+
+def test_a_panic_while_loading_is_a_refusal(toy_copy: Path, change: Change) -> None:
+    change(toy_copy / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    with pytest.raises(CheckpointError, match="failed to read .*tokenizer.json: "):
+        ster.load(toy_copy)
+
+
+def test_failures_of_the_library_name_the_prompt(toy_copy: Path, change: Change) -> None:
+    path = toy_copy / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "model": {**whole["model"], "unk_token": "nope"}}))
+    with pytest.raises(InputError) as caught:
+        ster.load(toy_copy).activations(["the sea", "unheard"])
+    assert str(caught.value) == "tokenizer.json failed on prompts[1]: WordLevel error: Missing [UNK] token from the vocabulary"
+
+    missing = {**BOS_FIRST, "special_tokens": {}}  # a panic
+    path.write_text(json.dumps({**whole, "post_processor": missing}))
+    with pytest.raises(InputError, match="tokenizer.json failed on the prompt: "):
+        ster.load(toy_copy).prompt_tokens("the sea")
+
+
+def test_an_interrupt_is_no_failure_of_the_library() -> None:
+    from ster.tokenizer import _guard
+
+    for kind in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(kind):
+            _guard(lambda kind=kind: (_ for _ in ()).throw(kind), InputError)  # type: ignore[misc]
+
+
+def test_ids_that_are_none_do_not_decode(toy_model: ster.Model) -> None:
+    for ids in ([-1], [2**40], "abc"):
+        with pytest.raises(InputError, match="tokenizer.json failed to decode token ids"):
+            toy_model.decode(ids)  # type: ignore[arg-type]
+
+
+def test_the_size_counts_to_the_largest_id_over_holes(toy_copy: Path) -> None:
+    path = toy_copy / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"]["sea"] = 100
+    path.write_text(json.dumps(tokenizer))
+    with pytest.warns(SterWarning, match="the tokenizer has 101 tokens, the embedding 67 rows"):
+        model = ster.load(toy_copy)
+    with pytest.raises(TokenError, match=r"token `sea` \(id 100\)"):
+        model.activations(["the sea"])
+
+
+@pytest.mark.parametrize(("name", "content"), [("p.txt", "the\n \nsea\n"), ("p.jsonl", '{"prompt": "the"}\n\n{"prompt": " "}\n')])
+def test_prompts_of_a_file_of_lines_are_named_by_line(toy_model: ster.Model, tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    prompts = ster.read_prompts(tmp_path / name)
+    line = "line 2" if name == "p.txt" else "line 3"
+    for order in (prompts, prompts[::-1], copy.deepcopy(prompts), pickle.loads(pickle.dumps(prompts))):
+        with pytest.raises(TokenError) as caught:
+            toy_model.activations(order)
+        assert str(caught.value) == f"tokenizer produced no tokens: {line}"

@@ -8,6 +8,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 import ster
+from ster.errors import FileError, InputError
 from ster.toy import VOCAB, WORDS, toy_files, write_toy_model
 
 PROMPT = "the sea is calm and quiet tonight ."
@@ -53,3 +54,19 @@ def test_it_reproduces_the_published_numbers(toy_model: ster.Model) -> None:
     acts = toy_model.activations([PROMPT])
     assert acts.values[0, 0, :3].round(4).tolist() == pytest.approx([0.0711, -0.0236, -0.0592], abs=1e-7)
     assert acts.values[0, 3, :3].round(4).tolist() == pytest.approx([0.1997, 0.0344, -0.0405], abs=1e-7)
+
+
+def test_nothing_of_the_users_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(FileError) as caught:
+        write_toy_model(tmp_path)
+    assert str(caught.value) == f"failed to write {tmp_path / 'README.md'}: a file of that name with other content exists"
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"] and (tmp_path / "README.md").read_text() == "mine"
+    with pytest.raises(InputError, match="the folder must have a name"):
+        write_toy_model("")
+
+
+def test_writing_it_again_is_fine(tmp_path: Path) -> None:
+    write_toy_model(tmp_path)
+    assert write_toy_model(tmp_path) == tmp_path
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == toy_files()

@@ -173,9 +173,11 @@ def check_writable(path: Path, *inputs: Path) -> None:
     temporary = _temporary(target)
     try:
         _create(path, temporary, 0o600).close()
-    finally:
+        temporary.unlink()
+    except BaseException:  # not `finally`: an interrupt on the way there would keep the file
         with contextlib.suppress(OSError):
             temporary.unlink()
+        raise
 
 
 def _fill(path: Path, temporary: Path, write: Write, mode: int) -> None:

@@ -81,11 +81,12 @@ def load(
 
 
 def _thread_count(threads: object) -> int:
+    count: int | None = None
     with contextlib.suppress(TypeError):
-        found = operator.index(cast(SupportsIndex, threads))
-        if not isinstance(threads, bool) and 1 <= found <= MAX_THREADS:
-            return found
-    raise InputError(f"threads must be between 1 and {MAX_THREADS}, found {threads}")
+        count = None if isinstance(threads, bool) else operator.index(cast(SupportsIndex, threads))
+    if count is None or not 1 <= count <= MAX_THREADS:
+        raise InputError(f"threads must be between 1 and {MAX_THREADS}, found {threads!r}")
+    return count
 
 
 def _choice(what: str, value: str, choices: Sequence[str]) -> None:

@@ -88,12 +88,18 @@ def test_the_same_job_gives_the_same_bytes_on_any_number_of_threads(run: Run, to
         (("--output", "no/where.json"), "failed to write no/where.json: no folder {folder}/no"),
         (("--prompts", "none.json"), "failed to read none.json: no such file or directory"),
         (("--model", "nowhere"), "model directory is missing: nowhere"),
+        (("--model", ""), "model path is empty"),
+        (("--output", "{long}.json"), "failed to write {long}.json: file name too long"),
+        (("--output", "prompts.json"), "failed to write prompts.json: it is the input {folder}/prompts.json"),
+        (("--threads", "9" * 20), f"threads must be between 1 and 1024, found {'9' * 20}"),
     ],
 )
 def test_refusals_say_why_and_write_nothing(run: Run, toy_dir: Path, prompts: Path, options: tuple[str, str], sentence: str) -> None:
-    result = run("extract", "--model", toy_dir, "--prompts", prompts, *options)
+    before, long = prompts.read_text(), "a" * 300
+    result = run("extract", "--model", toy_dir, "--prompts", prompts, *(option.replace("{long}", long) for option in options))
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[0] == "Error: " + sentence.replace("{folder}", str(prompts.parent))
+    assert result.stderr.splitlines()[0] == "Error: " + sentence.replace("{folder}", str(prompts.parent)).replace("{long}", long)
+    assert prompts.read_text() == before
     assert files(prompts.parent) == ["prompts.json"]
 
 

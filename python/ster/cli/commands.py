@@ -74,6 +74,7 @@ def run(argv: Sequence[str] | None) -> int:
         warnings.showwarning = console.show_warning
         try:
             app(args=list(argv) if argv is not None else None, prog_name="ster")
+            return 0
         except SterError as error:
             console.error(error.message, error.hint)
         except MemoryError:

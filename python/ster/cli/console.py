@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -44,7 +43,7 @@ def _json(document: object) -> bytes:
         return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # the name of a file that is not UTF-8: what cannot be shown becomes U+FFFD
         text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-        return os.fsencode(text).decode("utf-8", "replace").encode()
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").encode()
 
 
 class Stopped(SystemExit):

@@ -80,7 +80,7 @@ def extract(
         if chosen != "json" and sys.stdout.isatty():
             raise InputError(f"{chosen} is not for a terminal", "name a file with --output, or pipe stdout")
     else:
-        check_writable(Path(target))
+        check_writable(Path(target), prompts)
 
     opened = open_model(model, revision, precision, chat_template, threads)
     artifact = workflow.extract(opened, texts, layers, position=position.value, progress=True)
