@@ -33,7 +33,7 @@ def files(folder: Path) -> list[str]:
 def test_stdout_is_the_path_and_the_file_is_the_artifact(run: Run, toy_dir: Path, prompts: Path, toy_model: ster.Model) -> None:
     result = run("extract", "--model", toy_dir, "--prompts", prompts)
     assert (result.returncode, result.stdout) == (0, "activations.json\n")
-    assert result.stderr == "3 prompts, layers all, hidden 64, chat template absent\n"
+    assert result.stderr == "3 prompts, 4 layers, hidden 64, chat template absent\n"
     document = json.loads((prompts.parent / "activations.json").read_text())
     assert list(document) == ["schema_version", "product", "model", "model_revision", "hidden_size", "records"]
     assert [record["prompt"] for record in document["records"]] == [PROMPT, "storm waves", PROMPT]
@@ -41,6 +41,16 @@ def test_stdout_is_the_path_and_the_file_is_the_artifact(run: Run, toy_dir: Path
     values = np.array([[record["layers"][str(layer)] for layer in range(4)] for record in document["records"]], np.float32)
     assert values.tobytes() == toy_model.activations([PROMPT, "storm waves", PROMPT]).values.tobytes()
     assert files(prompts.parent) == ["activations.json", "prompts.json"]
+
+
+def test_a_file_is_not_called_what_it_is_not(run: Run, toy_dir: Path, prompts: Path) -> None:
+    for options, problem in [
+        (("-o", "a.npy"), "no format is known"),
+        (("-o", "b.json", "-f", "npz"), "named as json, but `--format` says npz"),
+    ]:
+        result = run("extract", "-m", toy_dir, "-p", prompts, *options)
+        assert (result.returncode, result.stdout) == (1, "") and problem in result.stderr
+    assert files(prompts.parent) == ["prompts.json"]
 
 
 def test_the_published_numbers_from_the_shell(run: Run, toy_dir: Path, prompts: Path) -> None:
@@ -52,12 +62,12 @@ def test_the_published_numbers_from_the_shell(run: Run, toy_dir: Path, prompts: 
     assert files(prompts.parent) == ["prompts.json"]
 
 
-def test_the_format_follows_the_suffix_the_option_wins(run: Run, toy_dir: Path, prompts: Path) -> None:
+def test_the_format_follows_the_suffix_or_the_option(run: Run, toy_dir: Path, prompts: Path) -> None:
     for options, name, start in [
         (("-o", "a.npz"), "a.npz", b"PK"),
         (("--format", "safetensors"), "activations.safetensors", None),
-        (("-o", "a.out"), "a.out", b"{"),
-        (("-o", "b.npz", "--format", "json"), "b.npz", b"{"),
+        (("-o", "a"), "a", b"{"),
+        (("-o", "b.out", "--format", "json"), "b.out", b"{"),
         (("-o", "c.npz", "--position", "all"), "c.npz", b"PK"),
         (("-o", "d.npz", "--position", "mean"), "d.npz", b"PK"),
     ]:

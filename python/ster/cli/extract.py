@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from ster.cli.options import (
     ThreadsOption,
     open_model,
 )
+
+if TYPE_CHECKING:
+    from ster.artifacts import Format
 
 
 class PositionChoice(str, Enum):
@@ -65,14 +68,12 @@ def extract(
     """
     from ster import workflow
     from ster._files import check_writable
-    from ster.artifacts import FORMATS, choose_format
     from ster.errors import InputError
     from ster.layers import check_layer_syntax
     from ster.prompts import read_prompts
 
     # Everything that can be refused without the model is, before it is opened.
-    suffix = Path(output).suffix.lower().removeprefix(".") if output and output != "-" else ""
-    chosen = choose_format("", format.value if format else suffix if suffix in FORMATS else "json", position=position.value)
+    chosen = _format(output, format.value if format else None, position.value)
     target = output if output is not None else f"activations.{chosen}"
     check_layer_syntax(layers)
     texts = read_prompts(prompts)
@@ -90,4 +91,23 @@ def extract(
         artifact.save(target, format=chosen)
         console.data(target)
     count = "1 prompt" if len(texts) == 1 else f"{len(texts)} prompts"
-    console.note(f"{count}, layers {layers}, hidden {opened.hidden_size}, chat template {opened.chat_template}")
+    console.note(f"{count}, {len(artifact.layers)} layers, hidden {opened.hidden_size}, chat template {opened.chat_template}")
+
+
+def _format(output: str | None, wanted: str | None, position: str) -> Format:
+    """By `--format`, else by the suffix of `--output`, else JSON; a file must not be called what it isn't.
+
+    Raises:
+        InputError: a suffix that is unknown, or that contradicts `--format`; JSON for more than the last token.
+    """
+    from ster.artifacts import FORMATS, choose_format
+    from ster.errors import InputError
+
+    suffix = Path(output).suffix.lower().removeprefix(".") if output and output != "-" else ""
+    if wanted and suffix in FORMATS and suffix != wanted:
+        raise InputError(f"{output} is named as {suffix}, but `--format` says {wanted}")
+    if not wanted and suffix and suffix not in FORMATS:
+        raise InputError(
+            f"no format is known by the name of {output}", "end it in .json, .safetensors or .npz, or say which with `--format`"
+        )
+    return choose_format("", wanted or suffix or "json", position=position)
