@@ -47,7 +47,7 @@ class Provenance:
     precision: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ActivationArtifact:
     """One vector per prompt and layer.
 
@@ -76,6 +76,9 @@ class ActivationArtifact:
             raise ArtifactError(f"values must be [prompts, layers, hidden] = {[*expected, self.hidden_size]}, found {found}")
         if not np.isfinite(self.values).all():
             raise ArtifactError(_WIDTH)
+
+    def __repr__(self) -> str:
+        return f"<ster.ActivationArtifact of {self.source.model}: {self.position} token, values {list(self.values.shape)}, layers {self.layers}>"
 
     @property
     def hidden_size(self) -> int:
@@ -155,7 +158,7 @@ class ActivationArtifact:
             raise ArtifactError(f"invalid artifact JSON in {path}: {error}") from None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TokenActivations:
     """Every token's vector: ragged, so one array per prompt.
 
@@ -168,6 +171,10 @@ class TokenActivations:
     prompts: list[str]
     source: Provenance
     position: Literal["all"] = "all"
+
+    def __repr__(self) -> str:
+        tokens = sum(map(len, self.token_ids))
+        return f"<ster.TokenActivations of {self.source.model}: {len(self.prompts)} prompts, {tokens} tokens, layers {self.layers}>"
 
     @property
     def hidden_size(self) -> int:

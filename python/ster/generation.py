@@ -89,7 +89,7 @@ class Step:
     steered: list[list[int]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Generation:
     """text: the new text, without what a stop string cut off. token_ids: new tokens, with the one that ended it.
 
@@ -105,6 +105,9 @@ class Generation:
     seed: int
     trace: Trace | None
     steered: list[list[int]]
+
+    def __repr__(self) -> str:
+        return f"<ster.Generation: {len(self.token_ids)} tokens, {self.finish_reason}: {self.text!r}>"
 
 
 def stream(

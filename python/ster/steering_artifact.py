@@ -54,7 +54,7 @@ class LayerVector:
     train_accuracy: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SteeringArtifact:
     """Layer vectors and their provenance. Checked when made, so that an artifact in hand is a valid one.
 
@@ -98,6 +98,10 @@ class SteeringArtifact:
                 raise ArtifactError(f"layer {after} has two vectors", "an artifact holds one vector per layer; add them up first")
             if after < before:
                 raise ArtifactError(f"layers must be in ascending order, found {after} after {before}")
+
+    def __repr__(self) -> str:
+        of = f"{self.method} vectors of {self.trait_name or 'a trait'} for {self.model or 'an unknown model'}"
+        return f"<ster.SteeringArtifact: {of}, layers {self.layers}, hidden {self.hidden_size}>"
 
     @property
     def layers(self) -> list[int]:

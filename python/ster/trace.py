@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Point = Literal["pre_steer", "post_steer"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """The residual stream of one prompt, token by token.
 
@@ -28,3 +28,6 @@ class Trace:
     logits: NDArray[np.float32] | None
     point: Point
     steered: list[list[int]]
+
+    def __repr__(self) -> str:
+        return f"<ster.Trace of {len(self.token_ids)} tokens: layers {self.layers}, residual {list(self.residual.shape)} {self.point}>"
