@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ster
@@ -76,3 +77,30 @@ def test_the_template_counts_even_when_switched_off(toy_copy: Path, change: Call
     tokenizer = toy_copy / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text() + " ")
     assert ster.load(toy_copy).tokenizer_hash != tokenizer_hash(toy_copy, None) != plain
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_the_same_values_have_one_hash_in_whatever_precision(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A tensor of several chunks and a rest; -0.0, a subnormal, the largest and infinity of each dtype.
+    monkeypatch.setattr("ster.fingerprint.CHUNK", 1 << 10)
+    bits = np.random.default_rng(0).integers(0, 1 << 16, 3001).astype("<u2")
+    bits[:4] = [0x8000, 0x0001, 0x7F7F if dtype == "BF16" else 0x7BFF, 0x7F80 if dtype == "BF16" else 0x7C00]
+    exponent = 0x7F80 if dtype == "BF16" else 0x7C00
+    bits[4:][(bits[4:] & exponent) == exponent] = 0  # no NaN
+    wide = (bits.astype("<u4") << 16).view("<f4") if dtype == "BF16" else bits.view("<f2").astype("<f4")
+    hashes = set()
+    for name, kind, data in (("narrow", dtype, bits.tobytes()), ("wide", "F32", wide.tobytes())):
+        header = json.dumps({"w": {"dtype": kind, "shape": [3001], "data_offsets": [0, len(data)]}}).encode()
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
+        hashes.add(weights_hash(tmp_path / name))
+    assert hashes == {hashlib.sha256(f"w F32 3001 {hashlib.sha256(wide.tobytes()).hexdigest()}\n".encode()).hexdigest()}
+
+
+def test_a_dtype_that_is_not_widened_counts_by_its_name(tmp_path: Path) -> None:
+    hashes = set()
+    for kind in ("I32", "U32"):
+        header = json.dumps({"w": {"dtype": kind, "shape": [1], "data_offsets": [0, 4]}}).encode()
+        (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        hashes.add(weights_hash(tmp_path))
+    assert len(hashes) == 2

@@ -242,7 +242,7 @@ def test_a_raised_exception_leaves_nothing_behind(toy_model: ster.Model, vector:
     ("options", "sentence"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be greater than zero"),
-        ({"max_new_tokens": True}, "max_new_tokens must be greater than zero"),
+        ({"max_new_tokens": True}, "max_new_tokens must be an integer, found True"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": math.nan}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
@@ -285,7 +285,7 @@ def test_a_vector_that_no_row_would_meet_is_refused(toy_model: ster.Model) -> No
         toy_model.stream(PROMPT, ster.steer(row, 4))
     with pytest.raises(SteeringError, match="^steering at layer 1 has vector width 3, expected 64$"):
         toy_model.stream(PROMPT, ster.steer([1.0, 2.0, 3.0], 1))
-    with pytest.raises(InputError, match="^steering must be an Edit or a list of them, found int$"):
+    with pytest.raises(InputError, match="^steering must be a Steering, an artifact, an Edit or a list of them, found int$"):
         toy_model.stream(PROMPT, 3)  # type: ignore[arg-type]
 
 
@@ -311,3 +311,47 @@ def test_the_writer_holds_back_no_more_than_it_must(toy_model: ster.Model) -> No
     assert writer.add(calm[0], last=False) == ("calm", False)
     assert writer.add(sea[0], last=False) == (" ", False)  # `sea` may begin the stop string
     assert writer.add(calm[0], last=False) == ("sea calm", False)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        *[({"max_new_tokens": value}, f"max_new_tokens must be an integer, found {value!r}") for value in (5.0, True, None, "5", 1j)],
+        ({"max_new_tokens": -(10**5000)}, "max_new_tokens must be greater than zero"),
+        *[({"seed": value}, f"seed must be an integer, found {value!r}") for value in (1.5, "3", True, b"3", [3])],
+        ({"seed": 2**64}, "seed must be between 0 and 2^64 - 1, found 18446744073709551616"),
+        ({"seed": 10**5000}, "seed must be between 0 and 2^64 - 1, found a number of thousands of digits"),
+        *[({"top_k": value}, f"top_k must be an integer, found {value!r}") for value in (1.5, "a", True)],
+        ({"top_k": -(2**70)}, f"top_k must be at least 1, found {-(2**70)}"),
+        *[({"temperature": value}, f"temperature must be a number, found {value!r}") for value in (None, "a", True, 1j, [1.0])],
+        ({"temperature": 10**400}, "temperature must be zero or more, found inf"),
+        ({"temperature": -(10**400)}, "temperature must be zero or more, found -inf"),
+        ({"top_p": "x"}, "top_p must be a number, found 'x'"),
+        ({"min_p": None}, "min_p must be a number, found None"),
+        ({"repetition_penalty": "a"}, "repetition_penalty must be a number, found 'a'"),
+        ({"stop": 3}, "stop must be a string or a list of strings, found 3"),
+        ({"stop": b"a"}, "stop must be a string or a list of strings, found b'a'"),
+        ({"stop": ("a", 3)}, "stop must be a string or a list of strings, found ('a', 3)"),
+        ({"stop": ("a", "")}, "a stop string must not be empty"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused_by_name(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Settings(**options)
+    assert str(caught.value) == sentence
+
+
+def test_numbers_of_numpy_are_numbers(toy_model: ster.Model) -> None:
+    plain = Settings(5, 1.0, 0.5, 3, 0.25, 2.0, 7, ("a", "b"))
+    row: list[Any] = [np.int64(5), np.float32(1), np.float16(0.5), np.uint8(3), np.float64(0.25), np.int32(2), np.uint64(7), ["a", "b"]]
+    numpy = Settings(*row)
+    assert numpy == plain and repr(numpy) == repr(plain)
+    assert Settings(stop="ab") == Settings(stop=("ab",)) and Settings(stop=None) == Settings()  # type: ignore[arg-type]
+    options: dict[str, Any] = {"max_new_tokens": np.int64(5), "temperature": np.float32(2), "seed": np.uint64(7)}
+    assert toy_model.generate(PROMPT, **options).text == toy_model.generate(PROMPT, max_new_tokens=5, temperature=2.0, seed=7).text
+
+
+def test_a_top_k_beyond_the_vocabulary_keeps_all_of_it(toy_model: ster.Model) -> None:
+    every = toy_model.generate(PROMPT, max_new_tokens=20, temperature=2.0, seed=7).token_ids
+    for top_k in (67, 68, 2**64, 2**70, 10**5000):
+        assert toy_model.generate(PROMPT, max_new_tokens=20, temperature=2.0, seed=7, top_k=top_k).token_ids == every

@@ -1,7 +1,9 @@
 import io
 import json
+import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -344,3 +346,222 @@ def test_a_model_that_is_said_twice_must_be_the_same(tmp_path):
         interchange.load(path, model="other")
     with pytest.raises(FileError, match="failed to read"):
         interchange.load(tmp_path / "missing.gguf")
+
+
+# Files made to harm
+
+
+def overlapping(format, count, width):
+    """`count` tensors of `width` floats, all at the same place."""
+    body = bytes(4 * width)
+    if format == "gguf":
+        return gguf([(f"direction.{n + 1}", [width], 0, 0) for n in range(count)], body=body)
+    return safetensors({f"layer.{n}": {"dtype": "F32", "shape": [width], "data_offsets": [0, 4 * width]} for n in range(count)}, body)
+
+
+@pytest.mark.parametrize("format", ["gguf", "safetensors"])
+def test_tensors_that_share_bytes_are_refused_before_they_take_memory(format):
+    data = overlapping(format, 1000, 1 << 16)
+    tracemalloc.start()
+    with pytest.raises(ArtifactError, match=r"tensors `\w+\.\d+` and `\w+\.\d+` overlap in the file"):
+        interchange.loads(data, format=format)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(data)
+
+
+def test_tensors_that_overlap_in_part_are_refused():
+    with pytest.raises(ArtifactError, match=r"tensors `direction.2` and `direction.1` overlap"):
+        interchange.loads(gguf([("direction.1", [9], 0, 32), ("direction.2", [9], 0, 0)], body=bytes(100)), format="gguf")
+    rows = {"layer.1": [0, 8], "layer.2": [4, 12], "layer.3": [12, 20]}
+    header = {name: {"dtype": "F32", "shape": [2], "data_offsets": offsets} for name, offsets in rows.items()}
+    with pytest.raises(ArtifactError, match=r"tensors `layer.1` and `layer.2` overlap"):
+        interchange.loads(safetensors(header, bytes(20)), format="safetensors")
+    header["layer.2"]["data_offsets"] = [20, 28]  # out of order, and none shares a byte
+    assert interchange.loads(safetensors(header, bytes(28)), format="safetensors").layers == [1, 2, 3]
+
+
+def test_arrays_in_a_gguf_header_take_no_memory():
+    count = 1 << 20
+    keys = [("a", 9, struct.pack("<IQ", 2, count) + bytes(range(256)) * (2 * count // 256))]
+    data = gguf([("direction.1", [4], 0, 0)], keys=keys)
+    tracemalloc.start()
+    assert interchange.loads(data, format="gguf").layers == [1]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(data)
+
+
+def zipped(members, method=zipfile.ZIP_STORED):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def npy(values, **changes):
+    """One array; changes: entries of its header that tell lies."""
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": values.dtype.str, "fortran_order": False, "shape": values.shape, **changes})
+    return out.getvalue() + values.tobytes()
+
+
+ROW = np.ones(3, np.float32)
+
+
+def with_flag(data, flag):
+    """The encryption flag, in the local header and in the table of contents."""
+    data = bytearray(data)
+    data[6] |= flag
+    data[data.index(b"PK\1\2") + 8] |= flag
+    return bytes(data)
+
+
+def with_size(data, size):
+    """Another unpacked size, in both places."""
+    data = bytearray(data)
+    data[22:26] = struct.pack("<I", size)
+    at = data.index(b"PK\1\2")
+    data[at + 24 : at + 28] = struct.pack("<I", size)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (zipped({"layer.1": "hello"}), "`layer.1` of the npz is not a NumPy array"),
+        (zipped({"layer.1.npy": b""}), "`layer.1` of the npz is not a NumPy array"),
+        (zipped({"layer.1.npy": b"\x93NUMPY\x01\x00\xff\xff{"}), "`layer.1` of the npz is not a NumPy array"),
+        (zipped({"layer.1.npy": npy(ROW).replace(b"NUMPY\x01", b"NUMPY\x09")}), "`layer.1` of the npz is not a NumPy array"),
+        (zipped({"layer.1.npy": npy(ROW), "ster.json": "{}"}), "`ster.json` of the npz is not a NumPy array"),
+        (zipped({"layer.1.npy": npy(ROW), "ster.json.npy": npy(ROW)}), "`ster.json` must hold uint8 in one dimension, found float32"),
+        (zipped({"layer.1.npy": npy(ROW), "ster.json.npy": npy(np.zeros((1, 1), np.uint8))}), r"found uint8 \[1, 1\]"),
+        (zipped({"layer.1/": ""}), "no layer is known for `layer.1/`"),
+        (zipped({"a/layer.1.npy": npy(ROW)}), "no layer is known for `a/layer.1`"),
+        (zipped({"../layer.1.npy": npy(ROW)}), "no layer is known for `../layer.1`"),
+        (zipped({"layer.1.npy": npy(ROW), "layer.1": npy(ROW)}), "two arrays of one name"),
+        (zipped({"layer.1.npy": npy(ROW), "direction.1.npy": npy(ROW)}), "layer 1 has two vectors"),
+        (zipped({"layer.1.npy": npy(ROW, shape=(10**12,))}), "it has 12 bytes for float32"),
+        (zipped({"layer.1.npy": npy(ROW, shape=(2,))}), "it has 12 bytes for float32"),
+        (zipped({"layer.1.npy": npy(ROW, shape=(-3,))}), "it has 12 bytes for float32"),
+        (zipped({"layer.1.npy": npy(ROW, shape=(0, 10**30))}), "must hold floats in one dimension"),
+        (zipped({"layer.1.npy": npy(ROW, descr="|S0")}), "must hold floats in one dimension"),
+        (zipped({"layer.1.npy": npy(ROW[:0])}), "has vector width 0"),
+        (zipped({}), "artifact has no steering vectors"),
+        (with_flag(zipped({"layer.1.npy": npy(ROW)}), 1), "`layer.1` of the npz is encrypted"),
+        (zipped({"layer.1.npy": npy(ROW)}, zipfile.ZIP_BZIP2), "compressed by method 12"),
+        (zipped({"layer.1.npy": npy(ROW)}, zipfile.ZIP_LZMA), "compressed by method 14"),
+        (zipped({"layer.1.npy": npy(ROW)}).replace(ROW.tobytes(), (2 * ROW).tobytes()), "`layer.1` of the npz is damaged"),
+        (with_size(zipped({"layer.1.npy": npy(ROW)}, zipfile.ZIP_DEFLATED), 2**32 - 2), "the npz unpacks to 4294967294 bytes"),
+        (with_size(zipped({"layer.1.npy": npy(ROW)}, zipfile.ZIP_DEFLATED), 8), "`layer.1` of the npz"),
+    ],
+)
+def test_a_zip_of_other_things_is_refused(data, why, tmp_path):
+    with pytest.raises(ArtifactError, match=why):
+        interchange.loads(data, format="npz")
+    (tmp_path / "v").write_bytes(data)
+    with pytest.raises(ArtifactError, match="^failed to read .*/v: "):
+        interchange.load(tmp_path / "v", format="npz")
+
+
+def test_a_zip_bomb_is_refused_before_it_is_unpacked():
+    row = np.zeros(1 << 24, np.float32)
+    data = zipped({"layer.1.npy": npy(row), "layer.2.npy": npy(row)}, zipfile.ZIP_DEFLATED)
+    for bomb in (data, with_size(data, 1000)):  # the second is honest about layer 2 alone, which is 64 MB of its own
+        tracemalloc.start()
+        with pytest.raises(ArtifactError, match="the npz unpacks to"):
+            interchange.loads(bomb, format="npz")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 20
+    liar = with_size(zipped({"layer.1.npy": npy(row)}, zipfile.ZIP_DEFLATED), 1000)
+    tracemalloc.start()
+    with pytest.raises(ArtifactError, match="`layer.1` of the npz is damaged"):
+        interchange.loads(liar, format="npz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+def test_a_compressed_npz_is_read():
+    out = io.BytesIO()
+    np.savez_compressed(out, **{"layer.1": np.zeros(4096, ">f4"), "layer.2": np.arange(4096, dtype=np.float64)})
+    found = interchange.loads(out.getvalue(), format="npz")
+    assert found.layers == [1, 2] and found.vector(2).tolist() == list(range(4096)) and found.vector(1).dtype == np.float32
+
+
+# Where the bytes come from, and what goes out
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("said", [True, False])
+def test_a_pipe_is_read(format, said):
+    data = interchange.dumps(FULL, format=format)
+    end, start = os.pipe()
+    try:
+        os.write(start, data)
+        os.close(start)
+        found = interchange.load(f"/dev/fd/{end}", format=format if said else None)
+    finally:
+        os.close(end)
+    assert values(found) == values(FULL)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@given(noise=st.one_of(st.binary(max_size=40), st.sampled_from([b"{", b"[", b"{}", b"[[]]", b"null", b"\xff\xfe{\0", b"[" * 99999])))
+@example(noise=b'{"schema_version": 1, "product": "ster"}')
+@example(noise=b'{"activations": 1, "layer_indices": [], "x": 1}')
+@example(noise=b'{"activations": ' + b"9" * 5000 + b"}")
+@settings(deadline=None)
+def test_bytes_that_are_no_vector_are_always_refused_as_such(format, noise):
+    with pytest.raises(SterError):
+        interchange.loads(noise, format=format)
+    with pytest.raises(SterError):
+        interchange.loads(noise, format=interchange.detect(noise))
+
+
+def test_a_json_artifact_is_refused_in_the_words_of_its_class(tmp_path):
+    path = tmp_path / "v.json"
+    for text, why in (
+        ('{"product": "ster"}', f"^invalid steering artifact JSON in {path}: a steering artifact has no `schema_version`"),
+        ('{"schema_version": 2, "product": "ster"}', "^artifact schema 2 is unsupported; this Ster build reads schema 1$"),
+        ("{", f"^failed to read {path}: line 1"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ArtifactError, match=why):
+            interchange.load(path)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_layer_number_no_file_can_hold_is_not_written(format):
+    highest = interchange.LAST_LAYER
+    assert interchange.loads(interchange.dumps(make({highest: [1.0]}), format=format), format=format).layers == [highest]
+    for layer in (10**9, 10**10, 2**70, 10**5000):
+        with pytest.raises(LayerError, match="^layer numbers of a vector file end at 999999999, found a higher one$"):
+            interchange.dumps(make({1: [1.0], layer: [1.0]}), format=format)
+
+
+def test_a_layer_number_no_file_can_hold_is_not_read():
+    for format, key in (("json", b'"layer":7'), ("vllm-lens", b'"layer_indices":[7')):
+        data = interchange.dumps(make({7: [1.0]}), format=format)
+        assert key in data
+        with pytest.raises(ArtifactError, match="layer numbers of a vector file end at 999999999"):
+            interchange.loads(data.replace(key, key + b"0" * 10), format=format)
+
+
+def test_a_vector_that_would_vanish_is_refused():
+    def lens(row, scale):
+        document = {"activations": [[1.0, 2.0], row], "layer_indices": [1, 5], "scale": scale}
+        return interchange.loads(json.dumps(document).encode(), format="vllm-lens")
+
+    with pytest.raises(ArtifactError, match="^the vector of layer 1 times the scale 1e-300 is a zero vector in float32$"):
+        lens([1.0, 2.0], 1e-300)
+    with pytest.raises(ArtifactError, match="^the vector of layer 1 times the scale 0 is a zero vector"):
+        lens([1.0, 2.0], 0)
+    with pytest.raises(ArtifactError, match="^the vector of layer 5 is a zero vector in float32$"):
+        lens([0, 1e-300], None)
+    assert lens([0.0, -0.0], 2.0).vector(5).tolist() == [0.0, 0.0]  # it was none before
+    for scale in (0.0, 1e-300, 1e300):
+        with pytest.raises(InputError, match=r"^scale \S+ makes a zero or non-finite vector of the one at layer 1$"):
+            interchange.dumps(make({1: [1.0], 2: [1.0]}), format="vllm-lens", scale=scale)

@@ -192,7 +192,7 @@ def test_a_trace_reads_before_or_after_its_steering(toy_model: ster.Model) -> No
     twice = toy_model.trace(PROMPT, steering=Pair(edit, edit), point="post_steer")
     assert twice.steered == [list(range(8))] * 2
     assert toy_model.trace(PROMPT, steering=[Pair(edit), edit], point="post_steer").residual.tobytes() == twice.residual.tobytes()
-    with pytest.raises(InputError, match="steering must be an Edit or a list of them, found ndarray"):
+    with pytest.raises(InputError, match="steering must be a Steering, an artifact, an Edit or a list of them, found ndarray"):
         toy_model.trace(PROMPT, steering=vector)
     with pytest.raises(InputError, match='unknown point "after"; expected pre_steer or post_steer'):
         toy_model.trace(PROMPT, point="after")  # type: ignore[arg-type]

@@ -194,6 +194,24 @@ def test_a_set_that_may_measure_length_or_one_word():
     assert kinds(("1 Yes", "1 No"), ("2 No", "2 Yes"), ("3 Yes", "3 No"), ("4 No", "4 Yes")) == []
 
 
+def test_answers_that_are_mostly_one_letter():
+    def letters(answers):
+        return [
+            (f"{n} what? (A) so (B) no\n({a})", f"{n} what? (A) so (B) no\n({'B' if a == 'A' else 'A'})") for n, a in enumerate(answers)
+        ]
+
+    assert kinds(*letters("AAAABABBAAAA")) == [("answer-letter", None)]
+    assert kinds(*letters("ABABABABABAA")) == []  # 7 of 12
+    assert kinds(*letters("AAAAAAAAAAAA")) == [("final-word", None)]
+    report = lint([Pair(*pair) for pair in letters("AABA")])
+    assert report.findings[-1].message == "the positive side ends in `a` in 3 of 4 pairs: a direction may measure the letter"
+
+
+def test_an_end_under_a_template_is_not_the_last_token():
+    assert "which is then the last token" in lint([Pair("a ", "b")]).findings[0].message
+    assert lint([Pair("a ", "b")], templated=True).findings[0].message.endswith("; the chat template goes on after it")
+
+
 @pytest.mark.parametrize(("text", "folded"), [("Ａ１", "a1"), ("don't", "don t"), ("Straße", "strasse"), ("...", ""), ("a\u00a0b", "a b")])
 def test_folding(text, folded):
     assert fold(text) == folded

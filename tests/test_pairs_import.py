@@ -225,6 +225,15 @@ def test_nonsense_is_refused_whatever_it_is_called(file, content, format):
         import_pairs([file(content)] * (FORMATS[format].files if format else 1), format=format, options=options)
 
 
+def test_rows_left_out_are_in_the_order_of_the_file(file):
+    found = import_pairs(file("statement,label\na,1\nb,0\nc,2\nd,1\ne\n"), options=Options(pair_by="order"), format="csv")
+    assert rejects(found) == [
+        ("record 3", "label `2` is neither 1, true nor 0, false"),
+        ("record 4", "no row is left to pair it with"),
+        ("record 5", "it has 1 column, the header 2"),
+    ]
+
+
 def test_what_is_missing_is_said(file, tmp_path):
     with pytest.raises(InputError, match='unknown pair format "x"; expected anthropic, caa'):
         read("ster.json", format="x")
@@ -232,9 +241,9 @@ def test_what_is_missing_is_said(file, tmp_path):
         read("repe_suffixes.json")
     with pytest.raises(InputError, match="there is no column `statement`; found positive, negative"):
         read("two_column.tsv", format="csv", pair_by="order")
-    with pytest.raises(InputError, match='unknown pair_by "pairs"; expected order, column:NAME or random:SEED'):
+    with pytest.raises(InputError, match='unknown pairing rule "pairs"; expected order, column:NAME or random:SEED'):
         read("neg_pairs.csv", format="csv", pair_by="pairs")
-    with pytest.raises(InputError, match="cvector needs 2 files, found one file"):
+    with pytest.raises(InputError, match="cvector needs two files, the positive one first; found one file"):
         read("cvector_positive.txt", format="cvector")
     with pytest.raises(InputError, match="no row became a pair") as caught:
         import_pairs(file('[["a", "a"]]'), format="tuples")

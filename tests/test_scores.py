@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ster.errors import InputError
-from ster.scores import auroc, fold_splits, holdout_split, margins, mean_interval, rank_candidates, score, t95, wilson
+from ster.scores import _control, auroc, fold_splits, holdout_split, margins, mean_interval, rank_candidates, score, t95, wilson
 
 
 def random_sides(seed, pairs, layers, hidden, shift=()):
@@ -111,8 +112,11 @@ def test_splits_that_cannot_be_are_refused():
     for share in (0.0, 1.0, -1.0, math.nan):
         with pytest.raises(InputError, match="holdout must be more than 0 and less than 1"):
             holdout_split(8, holdout=share)
-    with pytest.raises(InputError, match="leaves no pair to train on"):
+    with pytest.raises(InputError, match="leaves no pair to train on") as alike:
         holdout_split(4, groups=[0, 0, 0, 0])
+    with pytest.raises(InputError, match="leaves no pair to train on") as large:
+        holdout_split(8, holdout=0.9)
+    assert "near duplicates of one another" in alike.value.hint and "hold out a smaller share" in large.value.hint
     with pytest.raises(InputError, match="3 folds need as many groups of unlike pairs, found 2"):
         fold_splits(4, folds=3, groups=[0, 0, 1, 1])
     with pytest.raises(InputError, match="at least two folds"):
@@ -129,7 +133,7 @@ def test_the_layer_with_the_shift_wins_and_controls_tell_it_from_luck():
     assert [c.selected for c in found.candidates].count(True) == 1 and len(found.candidates) == 9
     assert found.holdout.auroc == 1.0 and found.refit.pairs == 40
     assert abs(found.shuffled.accuracy - 0.5) < 0.25 and abs(found.random.accuracy - 0.5) < 0.1
-    assert found.search.at_least < 0.05
+    assert found.search.at_least < 0.05 and found.beats_luck
     assert np.array_equal(found.direction, found.fit.direction) and abs(found.direction[0]) > 0.9
 
 
@@ -139,6 +143,23 @@ def test_noise_alone_is_told_by_the_search_control():
     # The best of 60 candidates looks good by itself, and is nothing beside the best of 60 by luck.
     assert found.winner.holdout_accuracy >= 0.75
     assert found.search.at_least > 0.05 and found.search.accuracy >= 0.7
+
+
+def test_pairs_that_all_differ_alike_are_not_taken_for_luck():
+    """Swapped training labels alone would find the one axis, with the right sign or the wrong one, half of the time."""
+    positive, negative = random_sides(6, 40, 1, 16, {0: 30.0})
+    found = rank_candidates(positive, negative, [0], holdout_split(40), methods=["caa"])
+    assert found.shuffled.as_accurate < 0.05 and found.random.as_accurate > 0.2 and found.beats_luck
+
+
+def test_the_verdict_counts_ties_against_the_winner_and_wants_more_than_half():
+    control = _control([(0.75, 0.1), (0.75, 0.9), (0.5, 2.0), (1.0, 0.0)], (0.75, 0.5))
+    assert (control.at_least, control.as_accurate) == (3 / 5, 4 / 5)
+    positive, negative = random_sides(0, 40, 3, 16, {1: 3.0})
+    found = rank_candidates(positive, negative, [2, 5, 9], holdout_split(40))
+    high = replace(found.shuffled, as_accurate=0.139)
+    assert replace(found, shuffled=high).luck == ("shuffled", 0.139) and not replace(found, shuffled=high).beats_luck
+    assert not replace(found, holdout=replace(found.holdout, accuracy_interval=(0.47, 0.91))).beats_luck
 
 
 @settings(deadline=None, max_examples=5)

@@ -204,3 +204,170 @@ def test_another_template_or_precision_warns(toy_model: ster.Model, artifact: st
         toy_model.check_artifact(narrow)
     with pytest.raises(LayerError, match=r"^layer 4 is outside the model's 0..3 range$"):
         toy_model.check_artifact(replace(artifact, vectors=(LayerVector(4, ROW),)))
+
+
+def other_weights(toy_copy: Path) -> ster.Model:
+    weights = toy_copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    return ster.load(toy_copy)
+
+
+def test_a_run_refuses_vectors_of_another_model(toy_model: ster.Model, toy_copy: Path, calm_pairs: Path) -> None:
+    trained = ster.train(toy_model, ster.PairSet.load(calm_pairs), "1..3")
+    other = other_weights(toy_copy)
+    plans: list[object] = [
+        trained,
+        trained.at(),
+        ster.steer(trained, 2, positions=[0]),
+        trained.at(strength=0.1, units="norm"),
+        -2 * trained.at(1) + ster.steer(ROW, 1),
+        ster.steer(ROW, 1) - trained.at(1),
+        [ster.steer(ROW, 1), (trained.at(),)],
+        {trained.at()},
+    ]
+    for plan in plans:
+        for call in (other.generate, other.stream, lambda prompt, plan: other.trace(prompt, steering=plan)):
+            with pytest.raises(ArtifactError, match='^artifact was trained for model "toy-llama", current model is "copy"$') as refusal:
+                call(PROMPT, plan)  # type: ignore[arg-type]
+            assert refusal.value.hint == "the weights differ"
+        toy_model.trace(PROMPT, steering=plan)  # type: ignore[arg-type]
+    other.trace(PROMPT, steering=ster.steer(trained.vector(1), 1))  # an array belongs to nobody
+
+
+def test_sums_and_multiples_keep_their_artifacts(artifact: ster.SteeringArtifact) -> None:
+    assert (2 * artifact.at() - ster.steer(ROW, 2) + artifact.at(1)).artifacts == [artifact]
+    assert ster.steer(ROW, 2).artifacts == []
+
+
+def test_a_run_warns_once_of_another_template(
+    toy_dir: Path, artifact: ster.SteeringArtifact, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import warnings
+    from dataclasses import replace
+
+    warnings.simplefilter("always")
+    model = ster.load(toy_dir)
+    monkeypatch.setattr(ster.Model, "hash_weights", None)  # an artifact that names no weights costs no hash
+    templated = replace(artifact, chat_template="applied")
+    model.generate(PROMPT, templated, max_new_tokens=1)
+    model.generate(PROMPT, 2 * templated.at(1), max_new_tokens=1)
+    model.trace(PROMPT, steering=templated.only([3]))
+    sentence = "the artifact was trained with chat template applied, the model runs with absent"
+    assert [(str(each.message), each.filename) for each in recwarn] == [(sentence, __file__)]
+    model.trace(PROMPT, steering=replace(templated, trait_name="another"))
+    assert [each.filename for each in recwarn] == [__file__] * 2
+    checked = ster.load(toy_dir)
+    checked.check_artifact(templated)
+    checked.trace(PROMPT, steering=templated)
+    assert len(recwarn) == 3
+
+
+def test_the_same_values_in_another_precision_are_the_same_model(toy_dir: Path, tmp_path: Path, calm_pairs: Path) -> None:
+    import json
+    import shutil
+
+    from ster.toy import tensors
+
+    narrow, wide = (Path(shutil.copytree(toy_dir, tmp_path / name)) for name in ("narrow", "wide"))
+    for folder, dtype in ((narrow, "BF16"), (wide, "F32")):
+        header, data = {}, b""
+        for name, array in tensors().items():
+            high = np.ascontiguousarray(array, "<f4").view("<u4") >> 16
+            part = high.astype("<u2").tobytes() if dtype == "BF16" else (high << 16).tobytes()
+            header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(part)]}
+            data += part
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    trained = ster.train(ster.load(narrow), ster.PairSet.load(calm_pairs), 1)
+    with pytest.warns(ster.SterWarning, match="^the artifact was trained at precision bf16, the model runs at f32$"):
+        ster.load(wide).generate(PROMPT, trained, max_new_tokens=1)
+
+
+def test_an_artifact_itself_steers_as_all_its_layers(toy_model: ster.Model, artifact: ster.SteeringArtifact) -> None:
+    bare, spelled = (toy_model.trace(PROMPT, steering=plan, point="post_steer") for plan in (artifact, artifact.at()))
+    assert bare.residual.tobytes() == spelled.residual.tobytes() and len(bare.steered) == 2
+    assert toy_model.generate(PROMPT, [artifact, ster.steer(ROW, 0)], max_new_tokens=2).steered == [list(range(10))] * 3
+
+
+def test_spans_without_an_end_and_words(toy_model: ster.Model) -> None:
+    tokens = len(toy_model.prompt_tokens(PROMPT))
+    assert tokens == 9
+    for positions, traced, generated in [
+        ([(7, None)], [7, 8], [7, 8, 9, 10]),
+        ([0, (2, 4), (8, None)], [0, 2, 3, 8], [0, 2, 3, 8, 9, 10]),
+        ([(9, None)], None, [9, 10]),
+        ("prompt", list(range(9)), list(range(9))),
+        ("answer", [8], [8, 9, 10]),
+        ("generated", None, [9, 10]),
+    ]:
+        plan = ster.steer(ROW, 1, positions=positions)  # type: ignore[arg-type]
+        found = toy_model.generate(PROMPT, plan, max_new_tokens=3, layers=1)
+        assert found.steered == [generated]
+        before = toy_model.generate(PROMPT, plan, max_new_tokens=3, layers=1, point="pre_steer").trace
+        assert found.trace is not None and before is not None
+        moved = np.abs(found.trace.residual[0] - before.residual[0]).max(axis=1)
+        assert np.flatnonzero(moved).tolist() == generated
+        assert [step.steered for step in toy_model.stream(PROMPT, plan, max_new_tokens=3)] == [
+            [[at for at in generated if at < 9]],
+            [[at for at in generated if at == 9]],
+            [[at for at in generated if at == 10]],
+        ]
+        if traced is not None:
+            assert toy_model.trace(PROMPT, steering=plan).steered == [traced]
+        else:
+            with pytest.raises(SteeringError, match="^steering names position 9, but this run reaches position 8 at most"):
+                toy_model.trace(PROMPT, steering=plan)
+            with pytest.raises(SteeringError, match="^steering names position 9, but this run reaches position 8 at most"):
+                toy_model.generate(PROMPT, plan, max_new_tokens=1)
+
+
+def test_open_positions_need_the_run(artifact: ster.SteeringArtifact) -> None:
+    plan = ster.steer(ROW, 1, positions=[2, (5, None)])
+    assert plan.edits(rows=8)[0].positions == [2, 5, 6, 7]
+    with pytest.raises(SteeringError, match=r"^the span \(5, None\) depends on how far the run goes$"):
+        plan.edits()
+    with pytest.raises(SteeringError, match='^positions "answer" depend on how far the run goes$'):
+        artifact.at(positions="answer").edits()
+    assert artifact.at(1, positions="answer").edits(rows=8, prompt=6)[0].positions == [5, 6, 7]
+    assert repr(plan) == "<ster.Steering 1 at layer 1 at 1 positions and from 5 on>"
+    assert repr(artifact.at(1, positions="generated")) == "<ster.Steering 1 at layer 1 at generated>"
+    for call, sentence in [
+        (lambda: ster.steer(ROW, 1, positions=[7, (5, None)]), "names position 7 twice"),
+        (lambda: ster.steer(ROW, 1, positions=[(3, None), (5, None)]), "names position 5 twice"),
+        (lambda: ster.steer(ROW, 1, positions=[(0, None), 10**12]), "names position 1000000000000 twice"),
+        (lambda: ster.steer(ROW, 1, positions=[(-1, None)]), "positions count from 0"),
+        (lambda: ster.steer(ROW, 1, positions="all"), '^unknown positions "all"; expected prompt, answer or generated$'),  # type: ignore[arg-type]
+        (lambda: ster.steer(np.stack([ROW, ROW]), 1, positions="prompt"), "^2 vectors need as many positions"),
+        (lambda: ster.steer(np.stack([ROW, ROW]), 1, positions=[0, (1, None)]), "^2 vectors need as many positions"),
+    ]:
+        with pytest.raises(SteeringError, match=sentence):
+            call()
+
+
+def test_at_takes_layers_positions_and_norm_matching(artifact: ster.SteeringArtifact) -> None:
+    assert artifact.at([3, 1]).layers == artifact.at("1,3").layers == artifact.at("all").layers == [1, 3]
+    assert artifact.at("1..2").layers == artifact.at(np.int64(1)).layers == ster.steer(artifact, [1]).layers == [1]
+    term = artifact.at(3, strength=2.0, positions=[0, (4, 6)], norm_match=True).terms[0]
+    assert (term.strength, term.positions, term.norm_match) == (2.0, (0, 4, 5), True)
+    assert artifact.at([1], units="norm", positions=[4]).terms[0].positions == (4,)
+    wide = ster.SteeringArtifact("m", "caa", 64, tuple(LayerVector(n, ROW) for n in range(30)))
+    for layers, error, sentence, hint in [
+        ("1..4", LayerError, "^the artifact has no vector for layer 2$", "it has 1, 3"),
+        ([1, 2], LayerError, "^the artifact has no vector for layer 2$", "it has 1, 3"),
+        ("0..999999999", LayerError, "^the artifact has no vector for layer 0$", "it has 1, 3"),
+        (-1, LayerError, '^layers "-1" count from the end', "name the block itself: it has 1, 3"),
+        ("1..-1", LayerError, '^layers "1..-1" count from the end', "name the block itself: it has 1, 3"),
+        ([], LayerError, "^at least one layer is required$", None),
+        ("x", InputError, '^invalid layer "x"$', None),
+    ]:
+        with pytest.raises(error, match=sentence) as refusal:
+            artifact.at(layers)  # type: ignore[arg-type]
+        assert hint is None or refusal.value.hint == hint
+    with pytest.raises(LayerError, match="^the artifact has no vector for layer 30$") as refusal:
+        wide.at(30)
+    assert refusal.value.hint == "it has 0 to 29"
+    with pytest.raises(InputError, match="^norm_match and units norm are two measures of strength$"):
+        artifact.at(units="norm", norm_match=True)

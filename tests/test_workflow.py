@@ -253,6 +253,19 @@ def test_strengths_in_residual_norms(toy_model: ster.Model, pairs: ster.PairSet,
     assert absolute.strengths[0].mean_shift == pytest.approx(in_norms.strengths[0].mean_shift, rel=1e-6)
 
 
+def test_steering_is_added_up_over_layers(toy_model: ster.Model, pairs: ster.PairSet, trained: ster.SteeringArtifact) -> None:
+    norms = [trained.residual_norm(layer) or 0.0 for layer in (1, 2)]
+    assert evaluation.residual_sum(trained, -0.2, "norm") == pytest.approx(0.4)
+    assert evaluation.residual_sum(trained, -2.0) == pytest.approx(2 / norms[0] + 2 / norms[1])
+    bare = trained.with_metadata(**{f"residual_norm.{layer}": "" for layer in (1, 2)})
+    assert evaluation.residual_sum(bare, 2.0) is None
+    assert evaluation.residual_sum(bare, 2.0, norms={1: 4.0, 2: 8.0}) == pytest.approx(0.75)
+    report = ster.evaluate(toy_model, pairs, trained, [-0.4, 0.2, 0.5], neutral=NEUTRAL, units="norm")
+    assert any(note.startswith("strength -0.4, 0.5: over 2 layers that adds up to more than 0.6 residual norms") for note in report.notes)
+    alone = ster.evaluate(toy_model, pairs, trained, [0.2, 0.3], neutral=NEUTRAL, units="norm")
+    assert not any("residual norms" in note for note in alone.notes)
+
+
 def test_a_vector_of_another_tool_is_measured_on_these_pairs(
     toy_model: ster.Model, pairs: ster.PairSet, trained: ster.SteeringArtifact
 ) -> None:
@@ -325,4 +338,39 @@ def test_progress_of_all_three(toy_model: ster.Model, pairs: ster.PairSet, train
 
 
 def test_layers_in_words() -> None:
-    assert workflow._spans([0, 1, 2, 5, 7, 8, 9, 10]) == "0, 1, 2, 5, 7 to 10"
+    assert workflow.spans([0, 1, 2, 5, 7, 8, 9, 10]) == "0, 1, 2, 5, 7 to 10"
+
+
+def test_swapped_arguments_and_what_is_no_pair_are_told(toy_model: ster.Model, calm_pairs: Path) -> None:
+    from ster.steering_artifact import LayerVector
+
+    pairs = ster.PairSet.load(calm_pairs)
+    artifact = ster.SteeringArtifact("toy-llama", "caa", 64, (LayerVector(1, np.ones(64, np.float32)),))
+    calls: list[tuple[tuple[Any, Any], str]] = [
+        ((artifact, pairs), "^evaluate takes a model, pairs and a SteeringArtifact, found the pairs and the artifact, swapped$"),
+        ((pairs, "calm.json"), "^evaluate takes a model, pairs and a SteeringArtifact, found str$"),
+        (("calm.json", artifact), r"^pairs must be a PairSet or a list of \(positive, negative\) tuples, found str$"),
+        ((3, artifact), r"^pairs must be a PairSet or a list of \(positive, negative\) tuples, found int$"),
+        ((["calm", "loud"], artifact), r"^a pair must be a Pair or a \(positive, negative\) tuple, found str \(pair 0\)$"),
+        (([("a", "b"), ("a", "b", "c")], artifact), r"tuple, found 3 values \(pair 1\)$"),
+    ]
+    for arguments, sentence in calls:
+        with pytest.raises(InputError, match=sentence):
+            ster.evaluate(toy_model, *arguments)
+
+
+def test_a_pair_set_takes_tuples() -> None:
+    made = ster.PairSet([("calm sea", "storm"), ["a", "b"]])  # type: ignore[arg-type,list-item]
+    assert [(pair.positive, pair.negative) for pair in made] == [("calm sea", "storm"), ("a", "b")]
+    assert made == ster.PairSet(tuple(made)) and ster.PairSet(made) == made  # type: ignore[arg-type]
+
+
+def test_every_module_is_an_attribute() -> None:
+    import subprocess
+    import sys
+
+    folder = Path(ster.__file__).parent
+    names = sorted(path.stem for path in folder.glob("[a-z]*") if path.suffix == ".py" or (path / "__init__.py").exists())
+    assert "directions" in names and "cli" in names and set(names) <= set(dir(ster))
+    code = f"import ster\nfor name in {names!r}: assert getattr(ster, name).__name__ == 'ster.' + name\nassert not hasattr(ster, 'no')"
+    subprocess.run([sys.executable, "-c", code], check=True)

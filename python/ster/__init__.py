@@ -90,11 +90,25 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in _WHERE:
-        raise AttributeError(f"module 'ster' has no attribute {name!r}")
+        return _module(name)
     value: object = getattr(importlib.import_module(_WHERE[name]), name)
     globals()[name] = value
     return value
 
 
+def _module(name: str) -> object:
+    """Every module is an attribute, whether or not something has imported it: `ster.directions`, `ster.errors`."""
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(f"ster.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"ster.{name}":
+                raise
+    raise AttributeError(f"module 'ster' has no attribute {name!r}")
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    import pkgutil
+
+    modules = {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
+    return sorted({*globals(), *_WHERE, *modules})

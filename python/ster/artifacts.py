@@ -78,7 +78,8 @@ class ActivationArtifact:
             raise ArtifactError(_WIDTH)
 
     def __repr__(self) -> str:
-        return f"<ster.ActivationArtifact of {self.source.model}: {self.position} token, values {list(self.values.shape)}, layers {self.layers}>"
+        shape = list(self.values.shape)
+        return f"<ster.ActivationArtifact of {self.source.model}: {self.position} token, values {shape}, layers {self.layers}>"
 
     @property
     def hidden_size(self) -> int:

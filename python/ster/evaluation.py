@@ -17,7 +17,7 @@ Neutral texts run as raw text, without the chat template.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Any
@@ -37,6 +37,8 @@ from ster.steering import Steering, Units, check_units, norm
 from ster.steering_artifact import PAIRS_HASH, SteeringArtifact
 
 MAX_KL = 0.5
+MUCH = 0.6
+"""Steering of more mean residual norms than this, added up over layers, is worth a note: past it texts tend to break."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class Neutral:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """picked: the strength with the largest share (ties: the largest mean shift) whose `mean_kl` is at most `max_kl`, or None.
+    """picked: the strength with the largest share whose `mean_kl` is at most `max_kl`, or None. Of equal shares the one with the largest
+    mean shift is picked; of equal shifts, the one given first.
 
     notes: reasons for caution, one sentence each. neutral and picked are None when no strengths were asked for.
     """
@@ -150,6 +153,12 @@ def evaluate(
         ArtifactError, LayerError: an artifact for another model (see `Model.check_artifact`), or without a layer asked for.
         InputError: pairs, strengths or texts that cannot be used; all of it before the first pass.
     """
+    if not isinstance(artifact, SteeringArtifact):
+        swapped = isinstance(pairs, SteeringArtifact)
+        found_instead = "the pairs and the artifact, swapped" if swapped else type(artifact).__name__
+        raise InputError(
+            f"evaluate takes a model, pairs and a SteeringArtifact, found {found_instead}", "ster.evaluate(model, pairs, artifact)"
+        )
     pair_set = as_pair_set(pairs)
     wanted = _check_strengths(strengths)
     if not max_kl > 0.0:
@@ -178,6 +187,13 @@ def evaluate(
         likelihoods, found = _measure(model, tokens, texts, variants, progress)
         reports = _reports(wanted, plans, likelihoods, found, max_kl)
         notes += _cautions(reports, max_kl)
+        sums = [residual_sum(chosen, strength, units, yardstick) or 0.0 for strength in wanted]
+        much = [f"{strength:g}" for strength, total in zip(wanted, sums, strict=True) if total > MUCH]
+        if much and len(chosen.vectors) > 1:
+            notes.append(
+                f"strength {', '.join(much)}: over {len(chosen.vectors)} layers that adds up to more than {MUCH:g} residual norms (at most"
+                f" {max(sums):.3g}); 0.1 to 0.3 at one layer is where to start"
+            )
         if units == "norm" and None in map(chosen.residual_norm, chosen.layers):
             notes.append("the artifact does not record residual norms: the unit is the mean norm of these pairs")
         notes += _unknown_words(model, texts)
@@ -194,6 +210,23 @@ def evaluate(
         neutral=Neutral("bundled" if neutral is None else "given", len(texts), found.rows, found.perplexity) if found else None,
         notes=tuple(notes),
     )
+
+
+def residual_sum(
+    artifact: SteeringArtifact, strength: float, units: Units = "absolute", norms: Mapping[int, float] | None = None
+) -> float | None:
+    """How much steering is in `artifact.at(strength=strength, units=units)`: the length added at each layer in units of the layer's mean
+    residual norm, summed over the layers. None when those norms are neither in the artifact nor in `norms`.
+    """
+    if units == "norm":
+        return abs(strength) * len(artifact.vectors)
+    total = 0.0
+    for vector in artifact.vectors:
+        known = artifact.residual_norm(vector.layer) or (norms or {}).get(vector.layer)
+        if not known:
+            return None
+        total += abs(strength) * norm(vector.values) / known
+    return total
 
 
 def bundled_neutral() -> list[str]:

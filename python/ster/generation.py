@@ -6,10 +6,14 @@ same bits as running the whole text again.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import operator
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from numbers import Real
+from typing import TYPE_CHECKING, Literal, SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,32 +49,83 @@ class Settings:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_new_tokens, bool) or not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
+        put = object.__setattr__
+        put(self, "max_new_tokens", _integer("max_new_tokens", self.max_new_tokens))
+        if self.max_new_tokens < 1:
             raise InputError("max_new_tokens must be greater than zero")
-        if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise InputError(f"seed must be between 0 and 2^64 - 1, found {self.seed}")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top_k must be at least 1, found {self.top_k}")
-        for stop in self.stop:
-            if not isinstance(stop, str) or not stop:
-                raise InputError("a stop string must not be empty")
+        if self.seed is not None:
+            put(self, "seed", _integer("seed", self.seed))
+            if not 0 <= self.seed < 2**64:
+                raise InputError(f"seed must be between 0 and 2^64 - 1, found {_shown(self.seed)}")
+        if self.top_k is not None:
+            put(self, "top_k", _integer("top_k", self.top_k))
+            if self.top_k < 1:
+                raise InputError(f"top_k must be at least 1, found {_shown(self.top_k)}")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            put(self, name, _number(name, getattr(self, name)))
+        put(self, "stop", stop_strings(self.stop))
         # The engine knows the other ranges; it says so before anything runs.
         self.choose(np.zeros(1, np.float32), [], 1, 0, 0)
 
     def choose(self, logits: NDArray[np.float32], text: Sequence[int], allowed: int, seed: int, step: int) -> int:
-        """The next token from logits `[vocab]`."""
+        """The next token from logits `[vocab]`. A `top_k` beyond the vocabulary keeps all of it."""
         return _native.sample(
             logits,
             text,
             allowed=allowed,
             temperature=self.temperature,
-            top_k=self.top_k,
+            top_k=None if self.top_k is None else min(self.top_k, len(logits)),
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             seed=seed,
             step=step,
         )
+
+
+def stop_strings(stop: object) -> tuple[str, ...]:
+    """The `stop` of `Model.generate`: None, a text, or several.
+
+    Raises:
+        InputError: anything else, or an empty text.
+    """
+    found: tuple[object, ...] | None = None
+    if stop is None:
+        found = ()
+    elif isinstance(stop, str):
+        found = (stop,)
+    elif isinstance(stop, Iterable) and not isinstance(stop, bytes | bytearray):
+        found = tuple(stop)
+    if found is None or not all(isinstance(text, str) for text in found):
+        raise InputError(f"stop must be a string or a list of strings, found {_shown(stop)}")
+    if not all(found):
+        raise InputError("a stop string must not be empty")
+    return cast("tuple[str, ...]", found)
+
+
+def _integer(name: str, value: object) -> int:
+    """What Python and NumPy call an integer; `True`, `1.0` and text are none."""
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(cast(SupportsIndex, value))
+    raise InputError(f"{name} must be an integer, found {_shown(value)}")
+
+
+def _number(name: str, value: object) -> float:
+    """What Python and NumPy call a real number; one too large for a float is infinite, which the engine refuses."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"{name} must be a number, found {_shown(value)}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, 1 if value > cast(Real, 0) else -1)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:60]
+    except ValueError:  # more digits than Python prints
+        return "a number of thousands of digits"
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import SupportsIndex, cast
 
 from ster.errors import InputError, LayerError
@@ -41,6 +41,47 @@ def parse_layers(layers: Layers, layer_count: int) -> list[int]:
     if not numbers:
         raise LayerError("at least one layer is required")
     return sorted({_resolve(_integer(number), layer_count) for number in numbers})
+
+
+def pick_layers(layers: Layers, held: Sequence[int]) -> list[int]:
+    """The selected layers of those that an artifact holds, ascending, each once; `all` is all of them.
+
+    Raises:
+        LayerError: one that it does not hold, or one counted from the end: an artifact does not know the model's.
+        InputError: as in `parse_layers`.
+
+    >>> pick_layers("4..6,9", [4, 5, 8, 9])
+    [4, 5, 9]
+    """
+    if isinstance(layers, str):
+        if layers.strip() == "all":
+            return list(held)
+        ranges = list(_ranges(layers, None))
+    else:
+        ranges = [(layer, layer) for layer in map(_integer, _members(layers))]
+    if not ranges:
+        raise LayerError("at least one layer is required")
+    chosen: set[int] = set()
+    for first, last in ranges:
+        if first < 0 or last < 0:
+            hint = f"name the block itself: it has {spans(held)}"
+            raise LayerError(f'layers "{layers}" count from the end, and an artifact does not know how many the model has', hint)
+        for layer in range(first, last + 1):
+            if layer not in held:
+                raise LayerError(f"the artifact has no vector for layer {layer}", f"it has {spans(held)}")
+            chosen.add(layer)
+    return sorted(chosen)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """`0, 1, 5` or, from four in a row on, `2 to 9`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs)
 
 
 def _members(layers: object) -> list[object]:

@@ -109,14 +109,17 @@ def damage(model: Model, texts: Sequence[Sequence[int]], variants: Sequence[Vari
         caches = [[model.engine.cache() for _ in batch] for _ in variants]
         for rows in _cuts(ids, _rows(model)):
             plain: list[tuple[int, NDArray[np.float32]]] = []
+            base: list[NDArray[np.float64]] = []  # normalisers of `plain`, which every variant is compared with
             for v, (name, edits) in enumerate(variants):
                 pieces = _logits(model, ids, caches[v], [f"neutral text {i}{name}" for i in batch], edits, rows)
-                plain = plain or pieces
-                for (n, base), (_, logits) in zip(plain, pieces, strict=True):
+                own = [_normalisers(logits) for _, logits in pieces]
+                if not v:
+                    plain, base = pieces, own
+                for k, (n, logits) in enumerate(pieces):
                     targets = ids[n][rows.start + 1 :][: len(logits)]
-                    loss[v] -= log_probabilities(logits[: len(targets)], targets).sum()
+                    loss[v] -= _chosen(logits, own[k], targets).sum()
                     if v:
-                        kl[v - 1] += divergences(base, logits).sum()
+                        kl[v - 1] += _divergences(plain[k][1], base[k], logits, own[k]).sum()
         done += len(batch) * len(variants)
         report(done, total)
     count = sum(map(len, texts))
@@ -127,17 +130,29 @@ def damage(model: Model, texts: Sequence[Sequence[int]], variants: Sequence[Vari
 
 def log_probabilities(logits: NDArray[np.float32], targets: Sequence[int]) -> NDArray[np.float64]:
     """`log softmax(logits)[row, targets[row]]`, float64 `[rows]`, of logits `[rows, vocab]`."""
-    chosen = logits[np.arange(len(targets)), np.asarray(targets, np.int64)].astype(np.float64)
-    return chosen - _normalisers(logits)
+    return _chosen(logits, _normalisers(logits), targets)
 
 
 def divergences(p: NDArray[np.float32], q: NDArray[np.float32]) -> NDArray[np.float64]:
     """`KL(softmax(p) || softmax(q))` of each row, nats, float64 `[rows]`; both `[rows, vocab]`. Not below 0, but for rounding."""
+    return _divergences(p, _normalisers(p), q, _normalisers(q))
+
+
+def _chosen(logits: NDArray[np.float32], normalisers: NDArray[np.float64], targets: Sequence[int]) -> NDArray[np.float64]:
+    """`log_probabilities` of the first rows, as many as there are targets."""
+    chosen = logits[np.arange(len(targets)), np.asarray(targets, np.int64)].astype(np.float64)
+    return np.asarray(chosen - normalisers[: len(targets)])
+
+
+def _divergences(
+    p: NDArray[np.float32], of_p: NDArray[np.float64], q: NDArray[np.float32], of_q: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """`divergences` with the normalisers known: they are half of the work, and one text needs its own for several strengths."""
     found = np.empty(len(p))
     for start in range(0, len(p), BLOCK):
         rows = slice(start, start + BLOCK)
-        log_p = p[rows] - _normalisers(p[rows])[:, None]
-        log_q = q[rows] - _normalisers(q[rows])[:, None]
+        log_p = p[rows] - of_p[rows, None]
+        log_q = q[rows] - of_q[rows, None]
         found[rows] = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
     return found
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, SupportsIndex, cast, overload
+from typing import Literal, Protocol, SupportsIndex, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,13 @@ from ster.chat import ChatMode, ChatTemplate, Message, find_chat_template
 from ster.checkpoint import Checkpoint, find_checkpoint
 from ster.errors import ContextError, InputError, LayerError, NonFiniteError, SteeringError, SterWarning, TokenError
 from ster.fingerprint import tokenizer_hash, weights_hash
-from ster.generation import Generation, Settings, Step, collect, stream
+from ster.generation import Generation, Settings, Step, collect, stop_strings, stream
 from ster.layers import Layers, parse_layers
 from ster.pairs import Side
 from ster.progress import Progress
 from ster.prompts import at, check_prompt, check_prompts, kind, name_of
-from ster.steering_artifact import TOKENIZER_HASH, WEIGHTS_HASH, SteeringArtifact
+from ster.steering import Steering as Plan
+from ster.steering_artifact import PAIRS_HASH, TOKENIZER_HASH, WEIGHTS_HASH, SteeringArtifact
 from ster.tokenizer import Tokenizer, named_tokens, warn_of_ignored_flags
 from ster.trace import Point, Trace
 
@@ -42,7 +43,8 @@ class HasEdits(Protocol):
 
 
 Prompt = str | Sequence[int] | Sequence[Message]
-Steering = _native.Edit | HasEdits | Iterable[_native.Edit | HasEdits] | None
+Steering = _native.Edit | HasEdits | SteeringArtifact | Iterable[_native.Edit | HasEdits | SteeringArtifact] | None
+"""What steers a run. An artifact stands for `artifact.at()`: all its layers, at strength 1."""
 
 
 def load(
@@ -127,6 +129,7 @@ class Model:
         self._template = template if mode == "auto" else None
         self._template_source = template.source if template else None  # what the checkpoint publishes, switched off or not
         self._weights_hash: str | None = None
+        self._warned: set[tuple[str | None, ...]] = set()  # of which artifact, of what
         self.chunkable = not _has_dynamic_rope(checkpoint)
         self.precision = precision
         self.chat_template: Literal["applied", "absent", "off"] = "off" if mode == "off" else "applied" if template else "absent"
@@ -293,12 +296,19 @@ class Model:
     def check_artifact(self, artifact: SteeringArtifact, *, progress: Progress = None) -> None:
         """Refuse an artifact of another model; warn of another chat template, precision or tokenizer.
 
-        An artifact that names the weights it was trained on makes this model's be hashed, once. See `SteeringArtifact.check_model`.
+        `generate`, `stream` and `trace` do this for every artifact that their steering comes from, and `ster.evaluate` for its own; they
+        warn once of each. An artifact that names the weights it was trained on makes this model's be hashed, once, which reads all of
+        them (see `ster.fingerprint` for how long that takes); others are known by name. See `SteeringArtifact.check_model`.
 
         Raises:
             ArtifactError, LayerError
         """
-        for warning in artifact.check_model(
+        for warning in self._artifact_warnings(artifact, progress):
+            self._warned.add(_subject(artifact, warning))
+            warnings.warn(warning, SterWarning, stacklevel=2)
+
+    def _artifact_warnings(self, artifact: SteeringArtifact, progress: Progress = None) -> list[str]:
+        return artifact.check_model(
             self.name,
             self.hidden_size,
             self.layer_count,
@@ -307,8 +317,7 @@ class Model:
             model_revision=self.revision,
             precision=self.precision,
             chat_template=self.chat_template,
-        ):
-            warnings.warn(warning, SterWarning, stacklevel=2)
+        )
 
     # Activations
 
@@ -425,19 +434,24 @@ class Model:
     ) -> Trace:
         """Every token's residual stream for one prompt, steered or not.
 
+        NOTE: reads a block BEFORE what steering adds there (`pre_steer`); `generate` reads AFTER it. Say `point=` when comparing the two.
+
         Args:
             prompt: text (see `chat_template`), or token ids, which run as they are.
             layers: as in `activations`; None captures nothing, for logits alone.
-            steering: an `Edit`, several, or anything with `.edits()`.
+            steering: see `ster.steer`; an artifact, an `Edit`, anything with `.edits()`, or several. The prompt's rows are all there are.
             point: read before or after what `steering` adds at the same layer. Without an edit there the two are equal.
             logits: also return `[tokens, vocab]`.
 
         Raises:
             InputError, NonFiniteError: as in `activations`. SteeringError: an edit that cannot be applied.
+            ArtifactError: steering by an artifact of another model.
         """
         _choice("point", point, ("pre_steer", "post_steer"))
         ids = self._ids_of(prompt)
-        edits = list_edits(steering)
+        parts = steering_parts(steering)
+        self._check_sources(parts, stacklevel=3)
+        edits = list_edits(parts, rows=len(ids), prompt=len(ids))
         check_reach(edits, len(ids) - 1, f"the prompt has {len(ids)} tokens")
         chosen = [] if layers is None else parse_layers(layers, self.layer_count)
         sequence = _native.Sequence(
@@ -489,9 +503,12 @@ class Model:
     ) -> Generation:
         """Continue a prompt, steered or not.
 
+        NOTE: `layers` are read AFTER what steering adds there (`post_steer`); `trace` reads BEFORE it. Say `point=` when comparing the two.
+
         Args:
             prompt: text (see `chat_template`), chat messages, or token ids, which run as they are.
-            steering: see `ster.steer`. It reaches every row that runs: the prompt, and every generated token but the last.
+            steering: see `ster.steer`; an artifact means `artifact.at()`. It reaches every row that runs, the prompt and every generated
+                token but the last, unless it names positions.
             temperature: 0 takes the likeliest token each time; above, tokens are drawn from softmax(logits / temperature).
             top_p, top_k, min_p, repetition_penalty: see `ster._native.sample`.
             seed: the same seed gives the same text on every machine. None: a random one, which the result names.
@@ -501,9 +518,10 @@ class Model:
 
         Raises:
             InputError: a prompt, setting or layer that cannot be used. SteeringError: an edit no pass of this request reaches.
+            ArtifactError: steering by an artifact of another model.
             NonFiniteError: as in `activations`. KeyboardInterrupt: within a second of Ctrl-C.
         """
-        settings = Settings(max_new_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, _stops(stop), ignore_eos)
+        settings = Settings(max_new_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop_strings(stop), ignore_eos)
         ids, steps = self._start(prompt, steering, settings, layers, point)
         return collect(self, ids, steps, layers, point)
 
@@ -525,7 +543,7 @@ class Model:
         point: Point = "post_steer",
     ) -> Iterator[Step]:
         """`generate`, token by token. The texts of the steps, joined, are the text of `generate`. Refusals come from the call itself."""
-        settings = Settings(max_new_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, _stops(stop), ignore_eos)
+        settings = Settings(max_new_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop_strings(stop), ignore_eos)
         return self._start(prompt, steering, settings, layers, point)[1]
 
     def _start(
@@ -533,8 +551,10 @@ class Model:
     ) -> tuple[list[int], Iterator[Step]]:
         _choice("point", point, ("pre_steer", "post_steer"))
         ids = self._ids_of(prompt)
-        edits = list_edits(steering)
+        parts = steering_parts(steering)
+        self._check_sources(parts, stacklevel=4)
         new = min(settings.max_new_tokens, self.context_length - len(ids))
+        edits = list_edits(parts, rows=len(ids) + new - 1, prompt=len(ids))
         check_reach(
             edits,
             len(ids) + new - 2,
@@ -544,6 +564,15 @@ class Model:
         if layers is not None:
             parse_layers(layers, self.layer_count)
         return ids, stream(self, ids, edits, settings, layers, point)
+
+    def _check_sources(self, parts: Iterable[_native.Edit | HasEdits], stacklevel: int) -> None:
+        """`check_artifact` for whatever the steering was taken from, with every warning once for this model."""
+        for artifact in [each for part in parts if isinstance(part, Plan) for each in part.artifacts]:
+            for warning in self._artifact_warnings(artifact):
+                subject = _subject(artifact, warning)
+                if subject not in self._warned:
+                    self._warned.add(subject)
+                    warnings.warn(warning, SterWarning, stacklevel=stacklevel)
 
     def _check_edits(self, edits: Sequence[_native.Edit]) -> None:
         """What the engine would refuse too, before the first pass."""
@@ -562,10 +591,6 @@ def _has_dynamic_rope(checkpoint: Checkpoint) -> bool:
     return any("dynamic" in (rope.get("rope_type"), rope.get("type")) for rope in found if isinstance(rope, dict))
 
 
-def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-
-
 def check_reach(edits: Sequence[_native.Edit], reach: int, why: str) -> None:
     """Refuse a position that no pass reaches: a vector must not be accepted and then ignored.
 
@@ -578,22 +603,37 @@ def check_reach(edits: Sequence[_native.Edit], reach: int, why: str) -> None:
             raise SteeringError(f"steering names position {beyond[0]}, but this run reaches position {reach} at most: {why}")
 
 
-def list_edits(steering: Steering) -> list[_native.Edit]:
-    """Whatever steers, as a list of edits.
+def _subject(artifact: SteeringArtifact, warning: str) -> tuple[str | None, ...]:
+    """What a warning is about; the same for an artifact and a choice of its layers."""
+    return artifact.model, artifact.trait_name, artifact.method, artifact.metadata.get(PAIRS_HASH), warning
+
+
+def steering_parts(steering: Steering) -> list[_native.Edit | HasEdits]:
+    """Whatever steers, in one flat list.
 
     Raises:
-        InputError: something that is neither an edit, nor has `.edits()`, nor holds such things.
+        InputError: something that is neither an edit, nor an artifact, nor has `.edits()`, nor holds such things.
     """
     if steering is None:
         return []
-    if isinstance(steering, _native.Edit):
-        return [steering]
-    edits: Any = getattr(steering, "edits", None)
-    if callable(edits):
-        return list(edits())
+    if isinstance(steering, SteeringArtifact):
+        return [steering.at()]
+    if isinstance(steering, _native.Edit) or callable(getattr(steering, "edits", None)):
+        return [cast("_native.Edit | HasEdits", steering)]
     if isinstance(steering, Iterable) and not isinstance(steering, str | bytes | np.ndarray):
-        return [edit for item in steering for edit in list_edits(item)]
-    raise InputError(f"steering must be an Edit or a list of them, found {type(steering).__name__}")
+        return [part for item in steering for part in steering_parts(item)]
+    raise InputError(f"steering must be a Steering, an artifact, an Edit or a list of them, found {type(steering).__name__}")
+
+
+def list_edits(parts: Iterable[_native.Edit | HasEdits], *, rows: int, prompt: int) -> list[_native.Edit]:
+    """The edits of a run of `rows` rows, the first `prompt` of which are the prompt's."""
+    found: list[_native.Edit] = []
+    for part in parts:
+        if isinstance(part, _native.Edit):
+            found.append(part)
+        else:
+            found.extend(part.edits(rows=rows, prompt=prompt) if isinstance(part, Plan) else part.edits())
+    return found
 
 
 def _token_id(token: object) -> int:

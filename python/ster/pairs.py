@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairSet:
-    """Pairs in file order, and the name of the trait they contrast, if it has one.
+    """Pairs in file order, and the name of the trait they contrast, if it has one. `(positive, negative)` tuples become pairs.
 
     Raises:
         InputError: no pairs, or a side that is empty, only white space, or neither text nor messages.
@@ -44,7 +44,7 @@ class PairSet:
     trait_name: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pairs", tuple(self.pairs))
+        object.__setattr__(self, "pairs", _pairs(self.pairs))
         _check(self.pairs, self.trait_name, "pair set")
 
     def __len__(self) -> int:
@@ -76,9 +76,13 @@ class PairSet:
         named = {} if self.trait_name is None else {"trait_name": self.trait_name}
         return {**named, "pairs": [{"positive": pair.positive, "negative": pair.negative} for pair in self.pairs]}
 
+    def to_json(self) -> bytes:
+        """The file's bytes."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=2).encode() + b"\n"
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the document `load` reads, whole or not at all."""
-        data = json.dumps(self.to_dict(), ensure_ascii=False, indent=2).encode() + b"\n"
+        data = self.to_json()
         return write_atomic(path, lambda file: file.write(data))
 
     @property
@@ -90,6 +94,24 @@ class PairSet:
         """
         text = json.dumps(self.to_dict()["pairs"], ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _pairs(pairs: object) -> tuple[Pair, ...]:
+    """
+    Raises:
+        InputError: not pairs, nor tuples of two sides.
+    """
+    if isinstance(pairs, str | bytes | Mapping) or not isinstance(pairs, Iterable):
+        raise InputError(f"pairs must be a PairSet or a list of (positive, negative) tuples, found {type(pairs).__name__}")
+    found = []
+    for index, pair in enumerate(pairs):
+        if not isinstance(pair, Pair):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                what = f"{len(pair)} values" if isinstance(pair, tuple | list) else type(pair).__name__
+                raise InputError(f"a pair must be a Pair or a (positive, negative) tuple, found {what} (pair {index})")
+            pair = Pair(*pair)
+        found.append(pair)
+    return tuple(found)
 
 
 def side_text(side: Side) -> str:

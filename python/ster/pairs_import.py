@@ -25,6 +25,7 @@ user's and an assistant's turn, unchanged. Spaces inside texts are never touched
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -70,6 +71,14 @@ class Options:
     every_answer: bool = False
 
 
+class UntoldError(MalformedError):
+    """An option is missing. hint: which, its name in backticks, so that a command can put its own there."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
 @dataclass(frozen=True)
 class Rejected:
     """A row that gave no pair. where: `record 3` of a list or table, `line 3` of a text; both count from 1, a header line apart."""
@@ -111,10 +120,13 @@ def import_pairs(
     rows = _Rows()
     try:
         if len(sources) != FORMATS[name].files:
-            raise MalformedError(f"{name} needs {_files(FORMATS[name].files)}, found {_files(len(sources))}")
+            order = ", the positive one first" if FORMATS[name].files == 2 else ""
+            raise MalformedError(f"{name} needs {_files(FORMATS[name].files)}{order}; found {_files(len(sources))}")
         FORMATS[name].read(sources, given, rows)
     except MalformedError as error:
-        raise InputError(f"failed to import {' and '.join(str(path) for path in files)} as {name}: {error}") from None
+        hint = error.hint if isinstance(error, UntoldError) else None
+        raise InputError(f"failed to import {' and '.join(str(path) for path in files)} as {name}: {error}", hint) from None
+    rows.rejected.sort(key=lambda row: [int(n) for n in re.findall(r"[0-9]+", row.where)])
     pairs = rows.good()
     if not pairs:
         why = f"{rows.rejected[0].where}: {rows.rejected[0].reason}" if rows.rejected else "it has no rows"
@@ -223,7 +235,9 @@ class _Source:
             if len(row) == len(header):
                 good.append((f"record {n}", dict(zip(header, row, strict=True))))
             else:
-                bad.append(Rejected(f"record {n}", f"it has {len(row)} columns, the header {len(header)}"))
+                bad.append(
+                    Rejected(f"record {n}", f"it has {len(row)} {'column' if len(row) == 1 else 'columns'}, the header {len(header)}")
+                )
         return header, good, bad
 
 
@@ -241,13 +255,40 @@ def _detect(sources: Sequence[_Source], options: Options) -> str:
     fitting = [name for name, format in FORMATS.items() if format.files == len(sources) and _fits(format, sources, options)]
     where = " and ".join(str(source.path) for source in sources)
     if not fitting:
-        raise InputError(f"{where} fits no known pair format", f"name one: {', '.join(sorted(FORMATS))}")
+        raise InputError(f"{where} fits no known pair format", _advice(sources))
     if len(fitting) > 1:
         raise InputError(
             f"{where} could be read as {' or '.join(fitting)}",
-            "name the format, or give pair_by for csv, personas for repe" if "repe" in fitting else "name the format",
+            "give `pair_by` for csv; `template`, `positive_persona` and `negative_persona` for repe; or name the `format`"
+            if "repe" in fitting
+            else "name the `format`",
         )
     return fitting[0]
+
+
+def _advice(sources: Sequence[_Source]) -> str:
+    """What files that fit no format may be, by their look."""
+    known = f"or name the `format`: {', '.join(sorted(FORMATS))}"
+    source = sources[0]
+    if len(sources) == 1 and source.text.lstrip()[:1] not in ("{", "["):
+        columns: list[str] = []
+        with contextlib.suppress(MalformedError):
+            header, rows, bad = source.table()
+            columns = header if len(header) > 1 and rows and not bad else []
+        if columns:
+            named = "name two columns with `positive_column` and `negative_column`, or with `statement_column` and `label_column`"
+            return f"its columns are {', '.join(columns)}: {named}; {known}"
+    two = [name for name, fits in (("cvector", _is_prompt_file), ("two-lists", _is_list)) if len(sources) == 1 and _looks(fits, source)]
+    if two:
+        return f"{' and '.join(two)} needs two files, the positive one first; {known}"
+    return f"name the `format`: {', '.join(sorted(FORMATS))}"
+
+
+def _looks(fits: Callable[[_Source], bool], source: _Source) -> bool:
+    try:
+        return fits(source)
+    except MalformedError:
+        return False
 
 
 def _fits(format: _Format, sources: Sequence[_Source], options: Options) -> bool:
@@ -428,9 +469,9 @@ def _label(text: str) -> bool | None:
 def _labelled(source: _Source, options: Options, rows: _Rows) -> list[tuple[str, str, bool, dict[str, str]]]:
     """Rows of a statement/label table: place, statement, label, whole row."""
     header, table, bad = source.table()
-    for column in (options.statement_column, options.label_column):
+    for option, column in (("statement_column", options.statement_column), ("label_column", options.label_column)):
         if column not in header:
-            raise MalformedError(f"there is no column `{column}`; found {', '.join(header)}")
+            raise UntoldError(f"there is no column `{column}`; found {', '.join(header)}", f"name it with `{option}`")
     rows.rejected += bad
     found = []
     for where, row in table:
@@ -486,11 +527,14 @@ def _zip_labels(entries: Sequence[tuple[str, str, bool, dict[str, str]]], rows: 
         rows.reject(where, reason)
 
 
+RULES = "give `pair_by` order (neighbours), column:NAME (the same value there) or random:SEED"
+
+
 def _rule(options: Options) -> tuple[str, str]:
     """`pair_by` taken apart: `("order", "")`, `("column", name)`, `("random", seed)`."""
     text = options.pair_by
     if text is None:
-        raise MalformedError("it does not say which rows belong together; choose pair_by order, column:NAME or random:SEED")
+        raise UntoldError("it does not say which rows belong together", RULES)
     if text == "order":
         return "order", ""
     name, _, value = text.partition(":")
@@ -498,15 +542,18 @@ def _rule(options: Options) -> tuple[str, str]:
         return name, value
     if name == "random" and re.fullmatch(r"[0-9]{1,18}", value):
         return name, value
-    raise MalformedError(f'unknown pair_by "{text}"; expected order, column:NAME or random:SEED')
+    raise UntoldError(f'unknown pairing rule "{text}"; expected order, column:NAME or random:SEED', RULES)
 
 
 def _personas(options: Options) -> tuple[str, str, str]:
     template, positive, negative = options.template, options.positive_persona, options.negative_persona
     if template is None or positive is None or negative is None:
-        raise MalformedError("it needs a template with {persona} and {text}, a positive and a negative persona")
+        raise UntoldError(
+            "it needs a template with {persona} and {text}, a positive and a negative persona",
+            "give `template`, `positive_persona` and `negative_persona`",
+        )
     if "{persona}" not in template or "{text}" not in template:
-        raise MalformedError("the template must have {persona} and {text}")
+        raise UntoldError("the template must have {persona} and {text}", "change `template`")
     return template, positive, negative
 
 
@@ -539,9 +586,9 @@ def _read_suffixes(sources: Sequence[_Source], options: Options, rows: _Rows) ->
 def _read_two_column(sources: Sequence[_Source], options: Options, rows: _Rows) -> None:
     header, table, bad = sources[0].table()
     positive, negative = options.positive_column or "positive", options.negative_column or "negative"
-    for column in (positive, negative):
+    for option, column in (("positive_column", positive), ("negative_column", negative)):
         if column not in header:
-            raise MalformedError(f"there is no column `{column}`; found {', '.join(header)}")
+            raise UntoldError(f"there is no column `{column}`; found {', '.join(header)}", f"name it with `{option}`")
     rows.rejected += bad
     for where, row in table:
         rows.add(where, row[positive], row[negative])
@@ -659,7 +706,7 @@ def _read_two_lists(sources: Sequence[_Source], options: Options, rows: _Rows) -
     ups, downs = (_instructions(source) for source in sources)
     rule = _rule(options)
     if rule[0] == "column":
-        raise MalformedError("two lists have no column to pair by; choose pair_by order or random:SEED")
+        raise UntoldError("two lists have no column to pair by", "give `pair_by` order or random:SEED")
     if rule[0] == "random":
         draw = random.Random(int(rule[1]))
         draw.shuffle(ups)
@@ -720,4 +767,4 @@ def _is_prompt_file(source: _Source) -> bool:
 
 
 def _files(count: int) -> str:
-    return "one file" if count == 1 else f"{count} files"
+    return {1: "one file", 2: "two files"}.get(count, f"{count} files")

@@ -18,6 +18,10 @@ NEAR_WORDS = 8
 """Sides with fewer telling words are near duplicates only when they are equal after folding."""
 LENGTH_RATIO = 2.0
 """A side with more than this many times the characters of the other is reported."""
+ANSWERS = 4
+"""Sides that end in no more than this many words, all together, are taken for answers to a choice."""
+ANSWER_BALANCE = 0.6
+"""When more than this part of the positive sides end in the same of those words, it is reported."""
 BALANCE = 0.9
 """When at least this part of the pairs (four or more) agrees on something besides the trait, it is reported."""
 
@@ -48,18 +52,20 @@ class LintReport:
     final_tokens: tuple[FinalTokens, ...] | None
 
 
-def lint(pairs: Iterable[Pair], *, final_token: Callable[[Side], str] | None = None) -> LintReport:
+def lint(pairs: Iterable[Pair], *, final_token: Callable[[Side], str] | None = None, templated: bool = False) -> LintReport:
     """Everything doubtful about `pairs`.
 
     Kinds: `empty`, `identical`, `whitespace-only` (the sides differ in nothing else), `length-ratio`, `trailing-space`,
-    `trailing-newline`, `duplicate`, `near-duplicate`, `swapped`, `final-token`; of the whole set `length-bias`, `final-word`.
+    `trailing-newline`, `duplicate`, `near-duplicate`, `swapped`, `final-token`; of the whole set `length-bias`, `final-word`,
+    `answer-letter`.
 
     Args:
         final_token: the text of the last token the model reads for a side. With it, sides whose last tokens differ in kind (letter,
             digit, space, punctuation) are reported, and the tokens of every pair are listed.
+        templated: sides are read through a chat template, so that a text's own end is not what is read last.
     """
     rows = list(pairs)
-    findings = [finding for index, pair in enumerate(rows) for finding in _pair_findings(index, pair)]
+    findings = [finding for index, pair in enumerate(rows) for finding in _pair_findings(index, pair, templated)]
     findings += _duplicates(rows)
     tokens = None
     if final_token is not None:
@@ -160,7 +166,7 @@ def token_kind(token: str) -> str:
     return names.get(unicodedata.category(last)[0], "something else")
 
 
-def _pair_findings(index: int, pair: Pair) -> Iterable[Finding]:
+def _pair_findings(index: int, pair: Pair, templated: bool) -> Iterable[Finding]:
     sides = {"positive": pair.positive, "negative": pair.negative}
     texts = {name: side_text(side) for name, side in sides.items()}
     for name, side in sides.items():
@@ -178,9 +184,12 @@ def _pair_findings(index: int, pair: Pair) -> Iterable[Finding]:
         if text and text != text.rstrip():
             newline = text.endswith(("\n", "\r"))
             found = "trailing-newline" if newline else "trailing-space"
-            yield Finding(
-                found, index, f"the {name} side ends in {'a line break' if newline else 'white space'}, which is then the last token"
+            after = (
+                "; the chat template goes on after it"
+                if templated or not isinstance(side, str)
+                else ", which is then the last token of a text read as it is"
             )
+            yield Finding(found, index, f"the {name} side ends in {'a line break' if newline else 'white space'}{after}")
 
 
 def _duplicates(pairs: Sequence[Pair]) -> list[Finding]:
@@ -216,7 +225,21 @@ def _set_findings(pairs: Sequence[Pair]) -> list[Finding]:
         if ends[0] != ends[1] and count >= BALANCE * len(pairs):
             text = f"{count} of {len(pairs)} pairs end in `{ends[0]}` against `{ends[1]}`: a direction may measure that word"
             findings.append(Finding("final-word", None, text))
+        else:
+            findings += _answers(words)
     return findings
+
+
+def _answers(ends: Sequence[tuple[str, ...]]) -> Iterable[Finding]:
+    """Choices such as A or B, yes or no, of which the positive sides prefer one. ends: last words of the sides, folded."""
+    choices = {word for pair in ends for word in pair}
+    if len(choices) > min(ANSWERS, len(ends) // 2) or sum(p != n for p, n in ends) < BALANCE * len(ends):
+        return
+    (answer, count), *_ = Counter(positive for positive, _ in ends).most_common(1)
+    if count > ANSWER_BALANCE * len(ends):
+        what = "letter" if len(answer) == 1 else "word"
+        text = f"the positive side ends in `{answer}` in {count} of {len(ends)} pairs: a direction may measure the {what}"
+        yield Finding("answer-letter", None, text)
 
 
 def _folded(pair: Pair) -> tuple[str, str]:

@@ -206,8 +206,9 @@ class Control:
     """The winner's figure under a condition in which nothing can be learned.
 
     accuracy, margin: means over the draws. accuracy_95: no more than one draw in twenty is above it. at_least: the share of draws, the
-    real result counted as one of them, that do as well as the real result (accuracy, ties by margin). Small means: not luck. Draws that
-    could not be fitted are left out; with none left the figures are None.
+    real result counted as one of them, that do as well as the real result (accuracy, ties by margin). as_accurate: the same by accuracy
+    alone, never smaller, as margins of several layers are not of one scale. Small means: not luck. With k of n draws as good both are
+    (k + 1) / (n + 1). Draws that could not be fitted are left out; with none left the figures are None.
     """
 
     draws: int
@@ -215,6 +216,7 @@ class Control:
     margin: float | None
     accuracy_95: float | None
     at_least: float
+    as_accurate: float
 
 
 @dataclass(frozen=True)
@@ -223,10 +225,12 @@ class Ranking:
 
     winner: the best candidate. holdout: its score on held-out pairs. fit: its direction, fitted again on all pairs; refit: its score there,
     which is a training score.
-    shuffled: fitted and scored in the same way with sides of random training pairs swapped. random: random directions, scored on the same
-    pairs. The winner is the best of many and its holdout figure therefore too high; `search` says what the best of as many candidates
-    reaches by luck: all of them scored with the sides of random held-out pairs swapped, the best taken each time. Its `at_least` is the
-    number to look at. (Over folds it is a little too small, as one fold's held-out pairs train the others.)
+    shuffled: fitted and scored in the same way with the sides of random pairs swapped, for training and for scoring alike: were only the
+    training pairs swapped, pairs that all differ alike would be found, with the right sign or the wrong one, half of the time.
+    random: random directions, scored on the same pairs; many do well where the pairs all differ alike, so this one does not tell of luck.
+    The winner is the best of many and its holdout figure therefore too high; `search` says what the best of as many candidates
+    reaches by luck: all of them scored with the sides of random held-out pairs swapped, the best taken each time. (Over folds its shares
+    are a little too small, as one fold's held-out pairs train the others.) `luck` judges by the worse of shuffled and search.
     """
 
     winner: Candidate
@@ -248,6 +252,19 @@ class Ranking:
         """The winner, fitted on all pairs: `[hidden]`."""
         return self.fit.direction
 
+    @property
+    def luck(self) -> tuple[str, float]:
+        """Which of `shuffled` and `search` comes nearer to the winner, and its `as_accurate`."""
+        return max(("shuffled", self.shuffled.as_accurate), ("search", self.search.as_accurate), key=lambda each: each[1])
+
+    @property
+    def beats_luck(self) -> bool:
+        """Whether at most one draw in twenty of either is as accurate as the winner, and the winner's interval lies above 0.5.
+
+        Held-out pairs of the same making as the training pairs share their faults: this rules out luck, not a wrong trait.
+        """
+        return self.luck[1] <= 0.05 and self.holdout.accuracy_interval[0] > 0.5
+
     def to_dict(self) -> dict[str, Any]:
         """The `selection` a command prints: everything but the direction."""
         return {
@@ -261,6 +278,7 @@ class Ranking:
             "shuffled_labels": asdict(self.shuffled),
             "random_directions": asdict(self.random),
             "search_by_luck": asdict(self.search),
+            "beats_luck": self.beats_luck,
             "candidates": [{k: v for k, v in asdict(c).items() if k != "note" or v is not None} for c in self.candidates],
             "notes": list(self.notes),
         }
@@ -287,7 +305,7 @@ def rank_candidates(
         positive, negative: float32 `[pairs, layers, hidden]`: one capture serves every candidate.
         layers: the layer numbers of the second axis.
         splits: from `holdout_split` or `fold_splits`.
-        shuffles: draws with swapped training labels, a fit each. draws: random directions, and swaps of held-out pairs, which cost little.
+        shuffles: draws with swapped labels, a fit each. draws: random directions, and swaps of held-out pairs, which cost little.
         progress: called with (fits done, fits in all).
 
     Raises:
@@ -321,7 +339,10 @@ def rank_candidates(
     real = results[best]
     whole = fit(method, above, below)
 
-    shuffled = [_held_out(above, below, splits, method, ticker, _coins(random, splits)) for _ in range(shuffles)]
+    shuffled = []
+    for _ in range(shuffles):
+        coins = random.random((len(above), 1)) < 0.5
+        shuffled.append(_held_out(np.where(coins, below, above), np.where(coins, above, below), splits, method, ticker))
     anywhere = [_random(above[held], below[held], random) for _ in range(draws)]
     fitted = np.array([result.margins for result in results if result.note is None])
 
@@ -383,14 +404,11 @@ def _held_out(
     splits: Sequence[Split],
     method: str,
     tick: Callable[[], None],
-    coins: Sequence[NDArray[np.bool_]] | None = None,
 ) -> _Result:
-    """Margins of the held-out pairs of all splits; with `coins`, the sides of those training pairs are swapped first."""
+    """Margins of the held-out pairs of all splits."""
     each, areas, notes = [], [], []
-    for n, split in enumerate(splits):
+    for split in splits:
         p, q = above[split.train], below[split.train]
-        if coins is not None:
-            p, q = np.where(coins[n][:, None], q, p), np.where(coins[n][:, None], p, q)
         tick()
         try:
             found = fit(method, p, q)
@@ -404,10 +422,6 @@ def _held_out(
     count = sum(len(split.holdout) for split in splits)
     # Directions of different folds have no common zero, so areas are averaged and not projections pooled.
     return _Result(np.concatenate(each), sum(areas) / count, tuple(notes))
-
-
-def _coins(random: np.random.Generator, splits: Sequence[Split]) -> list[NDArray[np.bool_]]:
-    return [random.random(len(split.train)) < 0.5 for split in splits]
 
 
 def _random(above: Float32, below: Float32, random: np.random.Generator) -> _Result:
@@ -435,17 +449,19 @@ def _best_by_luck(each: Float64, swapped: NDArray[np.bool_]) -> list[tuple[float
 
 def _control(ranks: Sequence[tuple[float, float]], real: tuple[float, float]) -> Control:
     if not ranks:
-        return Control(0, None, None, None, 1.0)
+        return Control(0, None, None, None, 1.0, 1.0)
     accuracies = np.sort([accuracy for accuracy, _ in ranks])
     # A draw that happens to be the real result counts as one, whatever the last bit of its sum.
     nearly = (real[0] - 1e-9, real[1] - 1e-9 * abs(real[1]))
     as_good = sum(accuracy > real[0] + 1e-9 or (accuracy > nearly[0] and margin >= nearly[1]) for accuracy, margin in ranks)
+    as_accurate = int(np.count_nonzero(accuracies > nearly[0]))
     return Control(
         draws=len(ranks),
         accuracy=float(accuracies.mean()),
         margin=float(np.mean([margin for _, margin in ranks])),
         accuracy_95=float(accuracies[math.ceil(0.95 * len(ranks)) - 1]),
         at_least=(1 + as_good) / (1 + len(ranks)),
+        as_accurate=(1 + as_accurate) / (1 + len(ranks)),
     )
 
 
@@ -477,7 +493,9 @@ def _groups(pairs: int, groups: Sequence[int] | None) -> list[int]:
 def _split(names: Sequence[int], held: set[int]) -> Split:
     inside = np.array([name in held for name in names])
     if inside.all():
-        raise InputError(
-            "the split leaves no pair to train on", "the pairs are near duplicates of one another; `ster pairs inspect` lists them"
-        )
+        if len(set(names)) == 1:
+            hint = "the pairs are near duplicates of one another; `ster pairs inspect` lists them"
+        else:
+            hint = f"the holdout takes all {len(names)} pairs, near duplicates staying together; hold out a smaller share, as 0.2"
+        raise InputError("the split leaves no pair to train on", hint)
     return Split(np.flatnonzero(~inside), np.flatnonzero(inside))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ster.model import Model
-from ster.pairs import Pair, PairSet, Side
+from ster.pairs import PairSet, Side
 from ster.progress import Progress
 
 Pairs = PairSet | Iterable[tuple[Side, Side]]
@@ -23,7 +23,7 @@ def as_pair_set(pairs: Pairs) -> PairSet:
     Raises:
         InputError: no pairs, or a side that cannot be used.
     """
-    return pairs if isinstance(pairs, PairSet) else PairSet(tuple(Pair(*pair) for pair in pairs))
+    return pairs if isinstance(pairs, PairSet) else PairSet(pairs)  # type: ignore[arg-type]  # which makes pairs of tuples
 
 
 def pair_tokens(model: Model, pairs: PairSet) -> list[PairTokens]:

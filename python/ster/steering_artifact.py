@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from ster._files import write_atomic
 from ster.errors import ArtifactError, InputError, LayerError
+from ster.layers import Layers, pick_layers, spans
 from ster.pairs import MalformedError, kind, known_keys, read_json
 
 if TYPE_CHECKING:
-    from ster.steering import Steering, Units
+    from ster.steering import Positions, Steering, Units
 
 SCHEMA_VERSION = 1
 PRODUCT = "ster"
@@ -117,22 +118,39 @@ class SteeringArtifact:
         for vector in self.vectors:
             if vector.layer == layer:
                 return vector.values
-        raise LayerError(f"the artifact has no vector for layer {layer}", f"it has {', '.join(map(str, self.layers))}")
+        raise LayerError(f"the artifact has no vector for layer {layer}", f"it has {spans(self.layers)}")
 
     def at(
-        self, layer: int | None = None, *, strength: float = 1.0, units: Units = "absolute", norms: Mapping[int, float] | None = None
+        self,
+        layer: Layers | None = None,
+        *,
+        strength: float = 1.0,
+        positions: Positions | None = None,
+        norm_match: bool = False,
+        units: Units = "absolute",
+        norms: Mapping[int, float] | None = None,
     ) -> Steering:
-        """Something to pass as `steering=`: all layers, or one. See `ster.steer` for positions and norm matching.
+        """Something to pass as `steering=`; `artifact.at(12, strength=2.0, positions="generated")` steers after the prompt.
 
-        units: `absolute`: vectors times `strength`. `norm`: `strength` is in mean residual norms of the layer, recorded in training or
-        given as `norms` (layer -> length).
+        Args:
+            layer: None: all that have a vector. `12`, `[12, 14]`, `"8..16"`: these, each of which must have one. Not `-1`: an artifact does
+                not know how many layers the model has.
+            positions, norm_match: as in `ster.steer`.
+            units: `absolute`: vectors times `strength`. `norm`: `strength` is in mean residual norms of the layer, recorded in training or
+                given as `norms` (layer -> length).
+
+        Raises:
+            LayerError: a layer without a vector. InputError, SteeringError: as in `ster.steer`.
         """
         from ster.steering import check_units, steer, steer_in_norms
 
         check_units(units)
         if units == "norm":
-            return steer_in_norms(self if layer is None else self.only([layer]), strength, norms)
-        return steer(self, layer, strength=strength)
+            if norm_match:
+                raise InputError("norm_match and units norm are two measures of strength", "leave one of them out")
+            chosen = self if layer is None else self.only(pick_layers(layer, self.layers))
+            return steer_in_norms(chosen, strength, norms, positions=positions)
+        return steer(self, layer, strength=strength, positions=positions, norm_match=norm_match)
 
     def only(self, layers: Sequence[int]) -> SteeringArtifact:
         """A copy with these layers alone.
@@ -275,7 +293,7 @@ class SteeringArtifact:
         refusal = f'artifact was trained for model "{self.model}", current model is "{name}"'
         if known and weights_hash:
             if known != weights_hash:
-                raise ArtifactError(refusal, "the weights differ" if self.model == name else None)
+                raise ArtifactError(refusal, "the weights differ")
         elif not self.model:
             warnings.append("the artifact does not say which model it was trained for")
         elif self.model != name:

@@ -16,6 +16,7 @@ from ster.errors import InputError, SterWarning
 from ster.evaluation import EvaluationReport as EvaluationReport
 from ster.evaluation import evaluate as evaluate
 from ster.layers import Layers, parse_layers
+from ster.layers import spans as spans
 from ster.model import Model
 from ster.pairs import PairSet
 from ster.pairs_lint import groups
@@ -196,7 +197,7 @@ def fold_notes(notes: Mapping[int, Sequence[str]]) -> list[str]:
             kind = _without_figures(text)
             layers.setdefault(kind, []).append(layer)
             whole.setdefault(kind, text)
-    return [f"{whole[kind]}, at layer {at[0]}" if len(at) == 1 else f"{kind} (layers {_spans(at)})" for kind, at in layers.items()]
+    return [f"{whole[kind]}, at layer {at[0]}" if len(at) == 1 else f"{kind} (layers {spans(at)})" for kind, at in layers.items()]
 
 
 def _without_figures(note: str) -> str:
@@ -213,17 +214,6 @@ def _ties(ranking: Ranking) -> list[str]:
         f"{len(tied)} layers reach the winner's accuracy and the largest margin decided, which favours late layers, where activations are"
         " long; to steer, compare some of them with `ster vector evaluate --strengths`"
     ]
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """`0, 1, 5` or, from four in a row on, `2 to 9`."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs)
 
 
 def _artifact(

@@ -86,6 +86,41 @@ def test_import_of_suffixes_with_line_breaks_from_a_shell(run: Run, tmp_path: Pa
     assert ster.PairSet.load(tmp_path / "pairs.json").pairs[1].negative == "Be sad.\nThat"
 
 
+def test_import_to_stdout_and_never_over_its_input(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "caa.json").write_text(json.dumps(CAA))
+    found = run("pairs", "import", "caa.json", "--format", "caa", "-o", "-")
+    assert len(json.loads(found.stdout)["pairs"]) == 1 and "1 pair from caa" in found.stderr
+    over = run("pairs", "import", "caa.json", "-o", "caa.json")
+    assert (over.returncode, over.stdout) == (1, "") and "it is the input caa.json" in over.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["caa.json"]
+
+
+def test_import_hints_are_options_of_the_command(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("good,bad\na,b\nc,d\n")
+    (tmp_path / "b.csv").write_text("statement,label\na,1\nb,0\n")
+    (tmp_path / "lines.txt").write_text("Act calm, now\nSay so\n")
+    hint = run("pairs", "import", "a.csv").stderr.splitlines()[1]
+    assert hint.startswith("hint: its columns are good, bad: name two columns with `--positive-column` and `--negative-column`, or ")
+    assert run("pairs", "import", "a.csv", "--format", "two-column").stderr.splitlines()[1] == "hint: name it with `--positive-column`"
+    hint = run("pairs", "import", "b.csv").stderr.splitlines()[1]
+    assert "`--pair-by` for csv" in hint and "`--positive-persona`" in hint and "`--format`" in hint
+    hint = run("pairs", "import", "b.csv", "--format", "csv").stderr.splitlines()[1]
+    assert hint == "hint: give `--pair-by` order (neighbours), column:NAME (the same value there) or random:SEED"
+    hint = run("pairs", "import", "lines.txt").stderr.splitlines()[1]
+    assert hint.startswith("hint: cvector needs two files, the positive one first; ")
+
+
+def test_inspect_under_a_template_shows_what_ends_every_side(run: Run, toy_copy: Path, tmp_path: Path) -> None:
+    (toy_copy / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} {% endfor %}is calm and .")
+    pairs = [{"positive": "the sea ", "negative": "the storm"}, {"positive": "the lake", "negative": "the rain"}]
+    (tmp_path / "p.json").write_text(json.dumps({"pairs": pairs}))
+    text = run("pairs", "inspect", "p.json", "--model", toy_copy, "--text").stdout
+    assert "ends in white space; the chat template goes on after it" in text and "then the last token" not in text
+    assert "Pair 0 ends in 'is' 'calm' 'and' '.'" in text
+    raw = run("pairs", "inspect", "p.json", "--model", toy_copy, "--text", "--chat-template", "off").stdout
+    assert "which is then the last token of a text read as it is" in raw and "Pair 0 ends in" not in raw
+
+
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

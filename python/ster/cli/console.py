@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from typing import BinaryIO, TextIO
@@ -68,9 +70,26 @@ def _stdout(write: Callable[[BinaryIO], object]) -> None:
 
 
 def note(text: str) -> None:
-    """One line for the person at the terminal."""
+    """One line for the person at the terminal, broken between words where it is longer than the terminal is wide."""
     with contextlib.suppress(OSError):
+        if sys.stderr.isatty():
+            width = _width()
+            text = "\n".join(wrapped for line in text.split("\n") for wrapped in _wrapped(line, width))
         print(text, file=sys.stderr, flush=True)
+
+
+def _width() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Spaces within a line that fits, as in a table, stay as they are; a path is never cut."""
+    if len(line) <= width:
+        return [line]
+    return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
 
 
 def error(message: str, hint: str | None) -> None:

@@ -20,6 +20,7 @@ from ster.cli.options import (
     ThreadsOption,
     open_model,
 )
+from ster.cli.tables import count
 from ster.cli.vector_evaluate import SomeLayersOption, UnitsChoice, UnitsOption
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def generate(
     ] = None,
     strength: Annotated[
         list[float] | None,
-        typer.Option("--strength", "-s", metavar="X", help="Of each --vector, in their order; may be negative. Default: 1 for all."),
+        typer.Option(
+            "--strength", "-s", metavar="X", help="Of each --vector, in their order; may be negative. Default: 1 for all. See --units."
+        ),
     ] = None,
     layers: SomeLayersOption = None,
     units: UnitsOption = UnitsChoice.absolute,
@@ -55,7 +58,9 @@ def generate(
     ] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text on every machine.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; repeat for more.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object for each prompt: text, token ids, finish reason, seed.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object for each prompt: text, token ids, finish reason, seed, and the steering.")
+    ] = False,
     revision: RevisionOption = None,
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
@@ -64,9 +69,11 @@ def generate(
     """Continue a prompt, steered by any number of vectors.
 
     The text appears as it is made on a terminal, and whole when piped. With --compare the unsteered and the steered text are shown side by
-    side. Every layer of a vector is added, at every token of prompt and text, unless --layers names some.
+    side. Every layer of a vector is added, at every token of prompt and text, unless --layers names some. To begin with, take one layer
+    and --units norm with a strength of 0.1 to 0.3: the same at all layers at once breaks the text.
     """
     from ster.errors import InputError
+    from ster.evaluation import MUCH, residual_sum
     from ster.generation import Settings
     from ster.interchange import load
     from ster.layers import check_layer_syntax, parse_layers
@@ -95,11 +102,21 @@ def generate(
 
     opened = open_model(model, revision, precision, chat_template, threads)
     steering: Steering | None = None
+    applied, total = [], 0.0
     for artifact, factor in zip(artifacts, strengths, strict=True):
         opened.check_artifact(artifact, progress=True)
         used = artifact if layers is None else artifact.only(parse_layers(layers, opened.layer_count))
         term = used.at(strength=factor, units=units.value)
         steering = term if steering is None else steering + term
+        applied.append(used.layers)
+        total += residual_sum(used, factor, units.value) or 0.0
+    if total > MUCH:
+        spread = len({layer for each in applied for layer in each})
+        console.note(
+            f"Note: the steering adds up to {total:.3g} residual norms over {count(spread, 'layer')}; past about {MUCH:g} texts tend to"
+            " break. 0.1 to 0.3 at one layer is where to start (`--layers`, `--units norm`)"
+        )
+    chosen = {"vectors": list(map(str, vector or [])), "strengths": strengths, "layers": applied, "units": units.value}
     label = ", ".join(f"{path.stem} {each:+g}" for path, each in zip(vector or [], strengths, strict=True))
     label += " residual norms" if units is UnitsChoice.norm else ""
     label += f", layers {layers}" if layers is not None else ""
@@ -107,7 +124,7 @@ def generate(
     try:
         if as_json or prompts is not None:
             for text, each in zip(texts, asked, strict=True):
-                _print_json(opened, text, each, steering, compare, settings)
+                _print_json(opened, text, each, steering, compare, settings, chosen)
         elif compare:
             _print_both(opened, asked[0], steering, label, settings)
         else:
@@ -125,7 +142,6 @@ def _strengths(vectors: list[Path], strengths: list[float]) -> list[float]:
     Raises:
         InputError: more or fewer, so that which belongs to which would be a guess.
     """
-    from ster.cli.tables import count
     from ster.errors import InputError
 
     if not strengths:
@@ -168,17 +184,24 @@ def _print_both(model: Model, prompt: Prompt, steering: Steering | None, label: 
     Console().print(columns)
 
 
-def _print_json(model: Model, text: str, prompt: Prompt, steering: Steering | None, compare: bool, settings: dict[str, Any]) -> None:
+def _print_json(
+    model: Model, text: str, prompt: Prompt, steering: Steering | None, compare: bool, settings: dict[str, Any], chosen: dict[str, Any]
+) -> None:
+    """chosen: the steering in words, for the document."""
     import orjson
 
+    drawn = settings["temperature"] > 0.0
     steered = model.generate(prompt, steering, **settings)
     document: dict[str, Any] = {"prompt": text}
     if compare:
-        document |= {"unsteered": _fields(model.generate(prompt, **settings)), "steered": _fields(steered)}
+        document |= {"unsteered": _fields(model.generate(prompt, **settings), drawn), "steered": _fields(steered, drawn)}
     else:
-        document |= _fields(steered)
+        document |= _fields(steered, drawn)
+    document |= chosen
     console.data_bytes(lambda file: file.write(orjson.dumps(document) + b"\n"))
 
 
-def _fields(found: Generation) -> dict[str, Any]:
-    return {"text": found.text, "token_ids": found.token_ids, "finish_reason": found.finish_reason, "seed": found.seed}
+def _fields(found: Generation, drawn: bool) -> dict[str, Any]:
+    """drawn: whether tokens were; without a draw there is no seed."""
+    seed = found.seed if drawn else None
+    return {"text": found.text, "token_ids": found.token_ids, "finish_reason": found.finish_reason, "seed": seed}

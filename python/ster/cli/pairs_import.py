@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ def import_(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="One file; two where the sides lie apart, the positive one first.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Pair set to write.")] = Path("pairs.json"),
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Pair set to write; - is stdout.")] = "pairs.json",
     format: Annotated[
         str | None,
         typer.Option(
@@ -66,11 +67,12 @@ def import_(
 
     Prints the path of the pair set.
     """
-    from ster._files import check_writable
+    from ster.cli.output import STDOUT, check_output, write_output
+    from ster.errors import InputError
     from ster.pairs_import import Options, import_pairs
     from ster.prompts import read_prompts
 
-    check_writable(output)
+    check_output(output, *files, *([] if questions is None else [questions]))
     options = Options(
         trait_name=trait_name,
         style=style.value,
@@ -87,8 +89,11 @@ def import_(
         seed=seed,
         every_answer=every_answer,
     )
-    found = import_pairs(files, format=format, options=options)
-    found.pairs.save(output)
+    try:
+        found = import_pairs(files, format=format, options=options)
+    except InputError as error:
+        raise InputError(error.message, None if error.hint is None else _in_options(error.hint)) from None
+    write_output(output, found.pairs.to_json())
     for note in found.notes:
         console.note(f"Note: {note}")
     for row in found.rejected[:SHOWN]:
@@ -96,7 +101,22 @@ def import_(
     if len(found.rejected) > SHOWN:
         console.note(f"Left out: {len(found.rejected) - SHOWN} more")
     console.note(f"{count(len(found.pairs), 'pair')} from {found.format}, {count(len(found.rejected), 'row')} left out")
-    console.data(output)
+    if output != STDOUT:
+        console.data(output)
+
+
+def _in_options(hint: str) -> str:
+    """Hints of the library name its arguments in backticks; here they are options.
+
+    >>> _in_options("choose `pair_by`")
+    'choose `--pair-by`'
+    """
+    from ster.pairs_import import Options
+
+    for name in ("format", *(field.name for field in fields(Options))):
+        option = "trait" if name == "trait_name" else name.replace("_", "-")
+        hint = hint.replace(f"`{name}`", f"`--{option}`")
+    return hint
 
 
 def _breaks(text: str) -> str:

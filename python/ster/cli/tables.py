@@ -56,6 +56,16 @@ def interval(bounds: tuple[float, float] | None, digits: int = 2) -> str:
     return "" if bounds is None else f"{bounds[0]:.{digits}f} to {bounds[1]:.{digits}f}"
 
 
+def spans(numbers: Sequence[int]) -> str:
+    """
+    >>> spans([0, 1, 2, 3, 7])
+    '0 to 3, 7'
+    """
+    from ster.workflow import spans as worded
+
+    return worded(numbers)
+
+
 def count(number: int, noun: str) -> str:
     """
     >>> count(1, "pair"), count(2, "pair")

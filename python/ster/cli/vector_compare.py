@@ -39,12 +39,13 @@ def compare(
 def _text(found: Comparison) -> str:
     if len(found.names) == 2:
         rows = [[str(at.layer), f"{at.cosine[0][1]:+.3f}", bar(abs(at.cosine[0][1]), 1.0)] for at in found.layers]
-        return f"Cosine of {found.names[0]} and {found.names[1]}:\n" + table(["layer", "cosine", "size"], rows)
-    parts = []
+        return f"Cosine of {found.names[0]} and {found.names[1]}:\n" + table(["layer", "cosine", "size, 0 to 1"], rows)
+    rows = []
     for at in found.layers:
-        names = [found.names[n] for n in at.artifacts]
-        rows = [
-            [name, *(f"{x:+.3f}" for x in at.cosine[n]), number(at.explained[n]), bar(at.explained[n], 1.0)] for n, name in enumerate(names)
-        ]
-        parts.append(f"Layer {at.layer} (explained by chance: {number(at.by_chance)})\n" + table(["", *names, "explained", ""], rows))
-    return "\n\n".join(parts)
+        for n, artifact in enumerate(at.artifacts):
+            cosines = dict(zip(at.artifacts, at.cosine[n], strict=True))
+            cells = [f"{cosines[other]:+.3f}" if other in cosines else "" for other in range(len(found.names))]
+            shares = [number(at.by_chance), number(at.explained[n]), bar(at.explained[n], 1.0, 10)]
+            rows.append([str(at.layer) if n == 0 else "", found.names[artifact], *cells, *shares])
+    head = ["layer", "vector", *found.names, "by chance", "explained", "0 to 1"]
+    return "Cosines, and how much of each vector the others explain:\n" + table(head, rows)

@@ -23,7 +23,7 @@ class VectorFormat(str, Enum):
 
 def convert(
     vector: VectorArgument,
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="File to write; its suffix names the format.")],
+    output: Annotated[str, typer.Argument(metavar="OUTPUT", help="File to write; its suffix names the format. - is stdout.")],
     format: Annotated[VectorFormat | None, typer.Option("--format", "-f", help="Format to write, whatever the suffix.")] = None,
     source: Annotated[VectorFormat | None, typer.Option("--from", help="Format to read. Default: told by the content.")] = None,
     layers: Annotated[str | None, typer.Option("--layers", "-l", metavar="LAYERS", help="Keep these layers alone.")] = None,
@@ -38,13 +38,32 @@ def convert(
     no model. Prints the path of the file.
     """
     from ster import interchange
-    from ster._files import check_writable
+    from ster.cli.output import STDOUT, check_output, write_output
+    from ster.errors import InputError, LayerError
     from ster.layers import parse_layers
 
     artifact = interchange.load(vector, format=source.value if source else None, model=model_name)
     if layers is not None:
         artifact = artifact.only(parse_layers(layers, artifact.layers[-1] + 1))
-    check_writable(output)
-    interchange.save(artifact, output, format=format.value if format else None, scale=scale)
+    chosen = format.value if format else interchange.SUFFIXES.get(Path(output).suffix.lower())
+    if chosen is None:
+        name = "stdout" if output == STDOUT else output
+        raise InputError(f"no format is known for {name}", f"name one with `--format`: {', '.join(interchange.FORMATS)}")
+    check_output(output, vector, binary=chosen not in ("json", "vllm-lens"))
+    try:
+        data = interchange.dumps(artifact, format=chosen, scale=scale)
+    except LayerError as error:
+        raise LayerError(error.message, _without_zero(artifact.layers) or error.hint) from None
+    write_output(output, data)
     console.note(f"{count(len(artifact.vectors), 'vector')}, hidden {artifact.hidden_size}, model {artifact.model or 'not named'}")
-    console.data(output)
+    if output != STDOUT:
+        console.data(output)
+
+
+def _without_zero(layers: list[int]) -> str | None:
+    """How to leave layer 0 out, where something is left."""
+    rest = [layer for layer in layers if layer > 0]
+    if not rest:
+        return None
+    whole = rest == list(range(rest[0], rest[-1] + 1))
+    return f"`--layers {f'{rest[0]}..{rest[-1] + 1}' if whole else ','.join(map(str, rest))}` leaves it out"

@@ -23,7 +23,7 @@ from ster.cli.options import (
     open_model,
     read_numbers,
 )
-from ster.cli.tables import bar, count, interval, number, table
+from ster.cli.tables import bar, count, interval, number, spans, table
 
 if TYPE_CHECKING:
     from ster.evaluation import EvaluationReport
@@ -36,10 +36,17 @@ class UnitsChoice(str, Enum):
 
 UnitsOption = Annotated[
     UnitsChoice,
-    typer.Option("--units", help="Of strengths. norm: vectors scaled to length 1, times the layer's mean residual norm in training."),
+    typer.Option(
+        "--units",
+        help="Of strengths. norm: vectors scaled to length 1, times the layer's mean residual norm in training; 0.1 to 0.3 is for one"
+        " layer, to be divided among several.",
+    ),
 ]
 SomeLayersOption = Annotated[
-    str | None, typer.Option("--layers", "-l", metavar="LAYERS", help="Use these of the vector's layers; by default all, at once.")
+    str | None,
+    typer.Option(
+        "--layers", "-l", metavar="LAYERS", help="Use these of the vector's layers; by default all, at once, which may be far too much."
+    ),
 ]
 
 
@@ -57,7 +64,10 @@ def evaluate(
         Path | None,
         typer.Option("--neutral", metavar="FILE", help="Texts to measure damage on, as for --prompts. Default: 20 plain sentences."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write the JSON report here.")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Also write the JSON report here; - prints it, and the text on stderr."),
+    ] = None,
     as_json: JsonOption = None,
     revision: RevisionOption = None,
     precision: PrecisionOption = PrecisionChoice.auto,
@@ -68,12 +78,13 @@ def evaluate(
 
     Per strength: the share of pairs whose positive side gained more log-probability than its negative side (0.5 is no effect), the mean
     shift in nats, and on neutral text the mean KL from the unsteered predictions and the perplexity ratio. Picks the strength with the
-    largest share whose KL stays within --max-kl.
+    largest share whose KL stays within --max-kl; of equal shares, the one with the largest mean shift. All layers of the vector are steered
+    at once unless --layers names some.
     """
     import orjson
 
     from ster import workflow
-    from ster._files import check_writable, write_atomic
+    from ster.cli.output import STDOUT, check_output, write_output
     from ster.interchange import load
     from ster.layers import check_layer_syntax
     from ster.pairs import PairSet
@@ -86,22 +97,23 @@ def evaluate(
     artifact = load(vector)
     texts = None if neutral is None else read_prompts(neutral)
     if output is not None:
-        check_writable(output)
+        check_output(output, pairs, vector, *([] if neutral is None else [neutral]))
 
     opened = open_model(model, revision, precision, chat_template, threads)
     report = workflow.evaluate(
         opened, pair_set, artifact, wanted, layers=layers, neutral=texts, max_kl=max_kl, units=units.value, progress=True
     )
     if output is not None:
-        document = orjson.dumps(report.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        write_atomic(output, lambda file: file.write(document))
-    console.result(report.to_dict(), lambda: _text(report), as_json)
+        write_output(output, orjson.dumps(report.to_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    if output == STDOUT:
+        console.note(_text(report))
+    else:
+        console.result(report.to_dict(), lambda: _text(report), as_json)
     for note in report.notes:
         console.note(f"Note: {note}")
 
 
 def _text(report: EvaluationReport) -> str:
-    top = max(row.score.margin / row.residual_norm for row in report.layers)
     layers = [
         [
             str(row.layer),
@@ -110,12 +122,12 @@ def _text(report: EvaluationReport) -> str:
             number(row.score.margin),
             interval(row.score.margin_interval),
             number(row.score.auroc),
-            bar(row.score.margin / row.residual_norm, top),
+            number(row.score.margin / row.residual_norm),
         ]
         for row in report.layers
     ]
     title = f"{report.trait_name or 'vector'} ({report.method}) on {count(report.pairs, 'pair')}:"
-    parts = [title, table(["layer", "accuracy", "95 %", "margin", "95 %", "AUROC", "margin / residual norm"], layers)]
+    parts = [title, table(["layer", "accuracy", "95 %", "margin", "95 %", "AUROC", "margin/norm"], layers)]
     if report.strengths:
         assert report.neutral is not None
         rows = [
@@ -127,15 +139,19 @@ def _text(report: EvaluationReport) -> str:
                 number(row.mean_shift_per_token),
                 number(row.mean_kl),
                 number(row.perplexity_ratio),
-                bar(row.share, 1.0),
+                bar(row.share, 1.0, 10),
             ]
             for row in report.strengths
         ]
-        where = ", ".join(str(row.layer) for row in report.layers)
+        where = spans([row.layer for row in report.layers])
         units = "mean residual norms" if report.units == "norm" else "multiples of the vector"
-        parts += ["", f"Steering at layer {where}, strengths in {units}; damage on {count(report.neutral.texts, 'neutral text')}:"]
-        head = ["strength", "share", "95 %", "shift, nats", "per token", "KL", "perplexity x", "share (half: no effect)"]
+        layer = "layer" if len(report.layers) == 1 else "layers"
+        damage = (
+            f"damage on {count(report.neutral.texts, 'neutral text')}, {count(report.neutral.tokens, 'token')}; half a bar is no effect:"
+        )
+        parts += ["", f"Steering at {layer} {where}, strengths in {units};", damage]
+        head = ["strength", "share", "95 %", "shift", "per token", "KL", "perplexity", "share to 1"]
         parts.append(table(head, rows))
         picked = "none" if report.picked is None else f"{report.picked:g}"
-        parts.append(f"Picked: {picked} (largest share with KL within {report.max_kl:g} nats)")
+        parts.append(f"Picked: {picked} (largest share with KL within {report.max_kl:g} nats; ties: largest shift)")
     return "\n".join(parts)

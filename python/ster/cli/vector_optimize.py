@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,14 +24,14 @@ from ster.cli.tables import bar, count, interval, number, table
 from ster.cli.vector_train import DEFAULT_OUTPUT, OutputOption
 
 if TYPE_CHECKING:
-    from ster.scores import Control
+    from ster.scores import Control, Ranking
     from ster.workflow import Selection
 
 
 def optimize(
     model: ModelOption,
     pairs: PairsOption,
-    output: OutputOption = Path(DEFAULT_OUTPUT),
+    output: OutputOption = DEFAULT_OUTPUT,
     layers: LayersOption = "all",
     methods: Annotated[
         str, typer.Option("--methods", "--method", metavar="NAMES", help="Methods to try, with commas; also pca-centered and lda.")
@@ -51,10 +50,12 @@ def optimize(
     """Find the method and layer that do best on held-out pairs, and write that vector, fitted on all pairs.
 
     Prints the artifact's summary and `selection`: every candidate, the winner's held-out figures with intervals, and what shuffled labels,
-    random directions and the luck of the best of many reach. Near duplicates never stand on both sides of the split.
+    random directions and the luck of the best of many reach. Near duplicates never stand on both sides of the split. Candidates rank by
+    held-out accuracy, ties by margin, further ties by the order of layers and methods. With `--output -` stdout has the artifact, and
+    stderr the tables.
     """
     from ster import workflow
-    from ster._files import check_writable
+    from ster.cli.output import STDOUT, check_output, write_output
     from ster.directions import parse_method
     from ster.layers import check_layer_syntax
     from ster.pairs import PairSet
@@ -64,14 +65,17 @@ def optimize(
     check_layer_syntax(layers)
     pair_set = PairSet.load(pairs)
     split_pairs(pair_set, holdout=holdout, folds=folds)
-    check_writable(output)
+    check_output(output, pairs, report_on_stdout=bool(as_json))
 
     opened = open_model(model, revision, precision, chat_template, threads)
     found = workflow.optimize(opened, pair_set, layers, methods=names, holdout=holdout, folds=folds, seed=seed, progress=True)
-    found.artifact.save(output)
+    write_output(output, found.artifact.to_json())
     for note in found.ranking.notes:
         console.note(f"Note: {note}")
-    console.result({"output": str(output), **found.to_dict()}, lambda: _text(found), as_json)
+    if output == STDOUT:
+        console.note(_text(found))
+        return
+    console.result({"output": output, **found.to_dict()}, lambda: _text(found), as_json)
     console.note(f"Wrote {output}: {found.artifact.method} at layer {found.artifact.layers[0]}, from all {count(len(pair_set), 'pair')}")
 
 
@@ -87,27 +91,37 @@ def _text(found: Selection) -> str:
         rows.append([str(layer), *cells, bar(best, 1.0)])
     head = f"Held-out accuracy ({count(ranking.holdout_pairs, 'pair')} held out, {ranking.train_pairs} to train on"
     head += f", {ranking.folds} folds):" if ranking.folds > 1 else "):"
-    grid = table(["layer", *methods, "best"], rows)
+    grid = table(["layer", *methods, "best, 0 to 1"], rows)
     score = ranking.holdout
 
     def control(name: str, control: Control) -> list[str]:
-        return [name, number(control.accuracy), number(control.margin), "", f"{control.at_least:.3f}"]
+        shares = [f"{control.at_least:.3f}", f"{control.as_accurate:.3f}"]
+        return [name, number(control.accuracy), number(control.margin), "", *shares]
 
     figures = [
-        ["winner, held out", number(score.accuracy), number(score.margin), number(score.auroc), ""],
-        ["winner, all pairs (training)", number(ranking.refit.accuracy), number(ranking.refit.margin), number(ranking.refit.auroc), ""],
+        ["winner, held out", number(score.accuracy), number(score.margin), number(score.auroc), "", ""],
+        ["winner, in training", number(ranking.refit.accuracy), number(ranking.refit.margin), number(ranking.refit.auroc), "", ""],
         control("shuffled labels", ranking.shuffled),
         control("random directions", ranking.random),
-        control("best of all candidates by luck", ranking.search),
+        control("best of all by luck", ranking.search),
     ]
-    verdict = (
+    winner = (
         f"Winner: {ranking.winner.method} at layer {ranking.winner.layer}, right on {score.right} of {score.pairs} held-out pairs"
-        f" (95 % interval {interval(score.accuracy_interval)})."
+        f" (95 % {interval(score.accuracy_interval)})."
     )
-    luck = f"With labels swapped at random, the best of all candidates is as good in {100 * ranking.search.at_least:.1f} % of draws"
-    luck += _judge(ranking.search.at_least)
-    return "\n".join([head, grid, "", verdict, table(["", "accuracy", "margin", "AUROC", "as good"], figures), luck])
+    beside = table(["", "accuracy", "margin", "AUROC", "as good", "as accurate"], figures)
+    legend = "As good: share of draws with a higher accuracy, or the same and no smaller\nmargin. As accurate: with at least that accuracy."
+    return "\n".join([head, grid, "", winner, beside, legend, _verdict(ranking)])
 
 
-def _judge(at_least: float) -> str:
-    return ": this is hardly luck." if at_least <= 0.05 else ": this may be luck; more pairs would tell."
+def _verdict(ranking: Ranking) -> str:
+    """By shuffled labels or the luck of the search, whichever comes nearer; a tie in accuracy counts against the winner."""
+    control, share = ranking.luck
+    name = "shuffled labels reach" if control == "shuffled" else "the best of all candidates by luck reaches"
+    reached = f"{name} that accuracy in {100 * share:.1f} % of draws"
+    if ranking.beats_luck:
+        return f"Verdict: this is hardly luck. At most,\n{reached}."
+    why = [reached] if share > 0.05 else []
+    if ranking.holdout.accuracy_interval[0] <= 0.5:
+        why.append("the interval of the accuracy holds 0.5" if ranking.holdout.accuracy > 0.5 else "the accuracy is not above 0.5")
+    return "Verdict: this may be luck; more pairs would tell. Why:\n" + ";\n".join(why) + "."

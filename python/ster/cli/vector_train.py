@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
     from ster.steering_artifact import SteeringArtifact
 
 DEFAULT_OUTPUT = "vector.json"
-OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Artifact to write.")]
+OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Artifact to write; - is stdout.")]
 
 
 def train(
     model: ModelOption,
     pairs: PairsOption,
-    output: OutputOption = Path(DEFAULT_OUTPUT),
+    output: OutputOption = DEFAULT_OUTPUT,
     layers: LayersOption = "all",
     method: Annotated[
         str,
@@ -47,10 +46,11 @@ def train(
     """Learn a direction per layer from contrastive pairs.
 
     Writes a steering artifact of unit vectors that point to more of the trait, and prints its path. The table on stderr scores each layer
-    on the training pairs themselves; `ster vector optimize` and `evaluate` score on others.
+    on the training pairs themselves; `ster vector optimize` and `evaluate` score on others. By default there is a vector for every layer;
+    to steer, one of them is enough (`--layers` here or in `ster generate`): all at once soon ruin the text.
     """
     from ster import workflow
-    from ster._files import check_writable
+    from ster.cli.output import STDOUT, check_output, write_output
     from ster.directions import parse_method
     from ster.layers import check_layer_syntax
     from ster.pairs import PairSet
@@ -58,33 +58,37 @@ def train(
     parse_method(method)
     check_layer_syntax(layers)
     pair_set = PairSet.load(pairs)
-    check_writable(output)
+    check_output(output, pairs, report_on_stdout=as_json)
 
     opened = open_model(model, revision, precision, chat_template, threads)
     artifact = workflow.train(opened, pair_set, layers, method=method, progress=True)
-    artifact.save(output)
+    write_output(output, artifact.to_json())
     console.note(layer_table(artifact))
     console.note(f"{count(len(pair_set), 'pair')}, method {artifact.method}, model {opened.name}, chat template {opened.chat_template}")
     if as_json:
-        console.result({"output": str(output), **artifact.summary()}, str, True)
-    else:
+        console.result({"output": output, **artifact.summary()}, str, True)
+    elif output != STDOUT:
         console.data(output)
 
 
 def layer_table(artifact: SteeringArtifact) -> str:
-    """Norm and training scores of every layer; the bar is the margin in units of the layer's residual norm, if that is known."""
+    """Training scores of every layer; the bar is the margin in units of the layer's residual norm, if that is known.
+
+    Norms of vectors are shown where they are not 1.
+    """
+    norms = [row["norm"] for row in artifact.summary()["vectors"]]
+    known = artifact.residual_norm(artifact.layers[0]) is not None
     relative = [None if v.train_margin is None else v.train_margin / (artifact.residual_norm(v.layer) or 1.0) for v in artifact.vectors]
     top = max((value for value in relative if value is not None), default=0.0)
-    rows = [
-        [
-            str(v.layer),
-            number(row["norm"]),
-            number(v.train_accuracy),
-            number(v.train_margin),
-            number(artifact.residual_norm(v.layer)),
-            bar(each or 0.0, top),
-        ]
-        for v, row, each in zip(artifact.vectors, artifact.summary()["vectors"], relative, strict=True)
-    ]
-    what = "margin / residual norm" if artifact.residual_norm(artifact.layers[0]) else "margin"
-    return table(["layer", "vector norm", "train accuracy", "train margin", "residual norm", what], rows)
+    columns = {
+        "layer": [str(layer) for layer in artifact.layers],
+        "train accuracy": [number(v.train_accuracy) for v in artifact.vectors],
+        "train margin": [number(v.train_margin) for v in artifact.vectors],
+    }
+    if known:
+        columns["residual norm"] = [number(artifact.residual_norm(layer)) for layer in artifact.layers]
+    if any(abs(norm - 1.0) > 5e-4 for norm in norms):
+        columns["norm"] = [number(norm) for norm in norms]
+    if top > 0.0:
+        columns[f"margin{'/norm' if known else ''} to {number(top)}"] = [bar(each or 0.0, top) for each in relative]
+    return table(list(columns), list(zip(*columns.values(), strict=True)))
