@@ -97,11 +97,6 @@ def test_no_overflow_and_no_rounding_below_zero() -> None:
     assert divergences(np.zeros((1, 3), np.float32), logits)[0] == pytest.approx(3e4 - math.log(3))
 
 
-def test_a_text_of_one_token_has_no_perplexity_and_no_effect_on_it(toy_model: ster.Model) -> None:
-    found = damage(toy_model, [[5]], [PLAIN, STEERED], silent)
-    assert found.kl[0] > 0 and found.perplexity_ratio[0] == 1.0 and found.scored == 0
-
-
 def test_a_strength_the_model_cannot_bear_is_named(toy_model: ster.Model) -> None:
     wild: Variant = (" at strength 3", ster.steer(np.full(64, 3e38, np.float32), 1, strength=3).edits())
     with pytest.raises(NonFiniteError, match="pair 0, positive side at strength 3"):

@@ -210,3 +210,22 @@ def test_searches_that_cannot_be_are_refused():
         rank_candidates(positive[:, :0], negative[:, :0], [], splits)
     with pytest.raises(InputError, match="^optimization requires at least four contrastive pairs$"):
         rank_candidates(positive[:3], negative[:3], [0, 1], splits)
+
+
+def test_a_pair_told_twenty_times_is_one_witness() -> None:
+    random = np.random.default_rng(3)
+    unlike = random.normal(size=(12, 2, 1, 16)).astype(np.float32)
+    told = np.concatenate([unlike, np.repeat(unlike[-1:], 19, axis=0)])
+    names = [*range(12), *[11] * 19]
+    splits = holdout_split(len(told), groups=names)
+    found = rank_candidates(told[:, 0], told[:, 1], [0], splits, groups=names, methods=["caa"])
+    assert (found.holdout.pairs, found.holdout.independent) == (20, 1)
+    assert found.holdout.margin_interval is None and not found.beats_luck
+    assert found.search.as_accurate > 0.4  # one coin, not twenty
+
+
+def test_intervals_count_groups() -> None:
+    positive, negative = np.array([[1.0], [1.0], [1.0], [-1.0]]), np.zeros((4, 1))
+    each = score(positive, negative, [1.0], [5, 5, 5, 6])
+    assert (each.pairs, each.independent, each.right) == (4, 2, 3)
+    assert each.accuracy_interval == wilson(1.0, 2)

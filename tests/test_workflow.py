@@ -211,7 +211,7 @@ def test_evaluate_scores_every_layer(toy_model: ster.Model, pairs: ster.PairSet,
     assert report.strengths == () and report.picked is None and report.neutral is None
     assert report.notes == ("these are the pairs the artifact was trained on: its figures here are training figures",)
     document = json.loads(json.dumps(report.to_dict()))
-    assert list(document["layers"][0])[:4] == ["layer", "pairs", "right", "accuracy"]
+    assert list(document["layers"][0])[:4] == ["layer", "pairs", "independent", "right"]
     others = ster.evaluate(toy_model, ster.PairSet(pairs.pairs[:4]), trained, layers="2")
     assert [layer.layer for layer in others.layers] == [2] and others.notes == ()
 
@@ -220,7 +220,7 @@ def test_evaluate_steers_at_every_strength(toy_model: ster.Model, pairs: ster.Pa
     report = ster.evaluate(toy_model, pairs, trained, [-2.0, 0.0, 1.0], neutral=NEUTRAL)
     assert [row.strength for row in report.strengths] == [-2.0, 0.0, 1.0]
     down, nothing, up = report.strengths
-    assert (nothing.share, nothing.mean_shift, nothing.mean_kl) == (0.0, 0.0, pytest.approx(0.0, abs=1e-12))
+    assert (nothing.share, nothing.mean_shift, nothing.mean_kl) == (0.5, 0.0, pytest.approx(0.0, abs=1e-12))
     assert nothing.perplexity_ratio == pytest.approx(1.0)
     assert up.multipliers == {1: 1.0, 2: 1.0} and down.mean_kl > 0
     assert report.neutral is not None and (report.neutral.source, report.neutral.texts, report.neutral.tokens) == ("given", 2, 14)
@@ -374,3 +374,15 @@ def test_every_module_is_an_attribute() -> None:
     assert "directions" in names and "cli" in names and set(names) <= set(dir(ster))
     code = f"import ster\nfor name in {names!r}: assert getattr(ster, name).__name__ == 'ster.' + name\nassert not hasattr(ster, 'no')"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nothing_is_picked_where_nothing_moves(toy_model: ster.Model, pairs: ster.PairSet, trained: ster.SteeringArtifact) -> None:
+    report = ster.evaluate(toy_model, pairs, trained, [0.0], neutral=NEUTRAL)
+    assert not any(row.picked for row in report.strengths)
+    assert report.strengths[0].share_interval[0] < 0.5 < report.strengths[0].share_interval[1]
+    assert any("moves these pairs at all" in note for note in report.notes)
+
+
+def test_neutral_texts_must_have_something_to_predict(toy_model: ster.Model, pairs: ster.PairSet, trained: ster.SteeringArtifact) -> None:
+    with pytest.raises(InputError, match="two tokens or more"):
+        ster.evaluate(toy_model, pairs, trained, [1.0], neutral=["sea"])

@@ -5,7 +5,8 @@ As a probe, per layer: accuracy, margin and AUROC of the pairs' last-token activ
 As a steering vector, per strength, with all chosen layers steered at every row:
 - gain of a side: how much its log-probability rises, in nats, against the unsteered model. The log-probability of a side is the sum over
   the tokens that come after the longest common prefix of the two sides' token ids (see `ster.likelihood.side_likelihoods`);
-- `share`: the pairs whose positive side gains more than the negative side; 0.5 is what a vector without effect on the trait reaches;
+- `share`: the pairs whose positive side gains more than the negative side, a pair that does not move counting half; 0.5 is what a
+  vector without effect on the trait reaches;
 - `mean_shift`: mean over pairs of (gain of the positive side - gain of the negative side); `mean_shift_per_token` the same with each gain
   divided by the side's tokens. Where the two have different signs, the sum measures length: damage costs every token, so longer sides lose;
 - `mean_kl`: mean over the tokens of neutral texts of KL(unsteered || steered) between next-token distributions, nats;
@@ -29,9 +30,10 @@ from ster.errors import InputError
 from ster.layers import Layers, parse_layers
 from ster.likelihood import Damage, SideLikelihoods, Variant, damage, side_likelihoods
 from ster.model import Model
+from ster.pairs_lint import groups
 from ster.progress import Progress, reporter
 from ster.prompts import check_prompts
-from ster.scores import Interval, Score, mean_interval, score, wilson
+from ster.scores import Interval, Score, group_means, mean_interval, score, wilson
 from ster.sides import Pairs, PairTokens, as_pair_set, pair_activations, pair_tokens, residual_norms
 from ster.steering import Steering, Units, check_units, norm
 from ster.steering_artifact import PAIRS_HASH, SteeringArtifact
@@ -168,10 +170,15 @@ def evaluate(
     model.check_artifact(artifact, progress=progress)
     tokens = pair_tokens(model, pair_set)
     texts = [model.encode(text) for text in (check_prompts(neutral) if neutral is not None else bundled_neutral())] if wanted else []
+    if wanted and all(len(ids) < 2 for ids in texts):
+        raise InputError("neutral texts must have two tokens or more: none has a next token to predict")
     positive, negative = pair_activations(model, tokens, chosen.layers, progress=progress)
     norms = residual_norms(positive, negative)
+    together = groups(pair_set)
     rows = tuple(
-        LayerReport(v.layer, score(positive[:, i], negative[:, i], v.values), v.train_accuracy, v.train_margin, norm(v.values), norms[i])
+        LayerReport(
+            v.layer, score(positive[:, i], negative[:, i], v.values, together), v.train_accuracy, v.train_margin, norm(v.values), norms[i]
+        )
         for i, v in enumerate(chosen.vectors)
     )
     notes = []
@@ -185,7 +192,7 @@ def evaluate(
         variants: list[Variant] = [("", [])]
         variants += [(f" at strength {strength:g}", plan.edits()) for strength, plan in zip(wanted, plans, strict=True)]
         likelihoods, found = _measure(model, tokens, texts, variants, progress)
-        reports = _reports(wanted, plans, likelihoods, found, max_kl)
+        reports = _reports(wanted, plans, likelihoods, found, max_kl, together)
         notes += _cautions(reports, max_kl)
         sums = [residual_sum(chosen, strength, units, yardstick) or 0.0 for strength in wanted]
         much = [f"{strength:g}" for strength, total in zip(wanted, sums, strict=True) if total > MUCH]
@@ -258,7 +265,12 @@ def _measure(
 
 
 def _reports(
-    strengths: Sequence[float], plans: Sequence[Steering], likelihoods: SideLikelihoods, found: Damage, max_kl: float
+    strengths: Sequence[float],
+    plans: Sequence[Steering],
+    likelihoods: SideLikelihoods,
+    found: Damage,
+    max_kl: float,
+    together: Sequence[int],
 ) -> tuple[StrengthReport, ...]:
     """A row per strength; one of them picked, if any keeps the damage small."""
     gains = likelihoods.log_probability[1:] - likelihoods.log_probability[0]  # [strengths, pairs, 2]
@@ -266,22 +278,24 @@ def _reports(
     rows = []
     for i, strength in enumerate(strengths):
         shifts = gains[i, :, 0] - gains[i, :, 1]
-        right = int(np.count_nonzero(shifts > 0.0))
+        # A pair that does not move counts as half, so that no effect is a share of 0.5.
+        right = np.where(shifts == 0.0, 0.5, shifts > 0.0)
+        shares = group_means(right, together)
         rows.append(
             StrengthReport(
                 strength=strength,
                 multipliers={term.layer: term.strength for term in plans[i].terms},
-                share=right / len(shifts),
-                share_interval=wilson(right, len(shifts)),
+                share=float(right.mean()),
+                share_interval=wilson(float(shares.sum()), len(shares)),
                 mean_shift=float(shifts.mean()),
-                mean_shift_interval=mean_interval(shifts),
+                mean_shift_interval=mean_interval(group_means(shifts, together)),
                 mean_shift_per_token=float((each[i, :, 0] - each[i, :, 1]).mean()),
                 mean_kl=float(found.kl[i]),
                 perplexity_ratio=float(found.perplexity_ratio[i]),
                 within_max_kl=bool(found.kl[i] <= max_kl),
             )
         )
-    allowed = [row for row in rows if row.within_max_kl]
+    allowed = [row for row in rows if row.within_max_kl and row.mean_shift != 0.0]
     best = max(allowed, key=lambda row: (row.share, row.mean_shift), default=None)
     return tuple(replace(row, picked=row is best) for row in rows)
 
@@ -290,7 +304,9 @@ def _cautions(rows: Sequence[StrengthReport], max_kl: float) -> list[str]:
     """What a reader of the table might miss."""
     notes = []
     best = next((row for row in rows if row.picked), None)
-    if best is None:
+    if best is None and any(row.within_max_kl for row in rows):
+        notes.append("no strength within the limit moves these pairs at all")
+    elif best is None:
         least = min(rows, key=lambda row: row.mean_kl)
         notes.append(
             f"no strength keeps the damage within {max_kl:g} nats; the smallest is {least.mean_kl:.3g} at strength {least.strength:g}:"
@@ -298,9 +314,9 @@ def _cautions(rows: Sequence[StrengthReport], max_kl: float) -> list[str]:
         )
     elif best.share <= 0.5:
         notes.append("no strength within the limit moves more than half of the pairs towards their positive side")
-    elif best.strength < 0.0:
+    if best is not None and best.strength < 0.0:
         notes.append("the picked strength is negative: on these pairs, adding the vector moves the model towards the negative sides")
-    elif best.share_interval[0] <= 0.5:
+    if best is not None and best.share > 0.5 >= best.share_interval[0]:
         low, high = best.share_interval
         notes.append(f"the share at the picked strength may be luck: its interval, {low:.2f} to {high:.2f}, holds 0.5, which is no effect")
     lengths = [f"{row.strength:g}" for row in rows if row.mean_shift * row.mean_shift_per_token < 0.0]

@@ -96,7 +96,7 @@ def side_likelihoods(model: Model, pairs: Sequence[PairTokens], variants: Sequen
 
 
 def damage(model: Model, texts: Sequence[Sequence[int]], variants: Sequence[Variant], report: Report) -> Damage:
-    """How far each variant's next-token distributions are from the first one's, on the same texts (token ids, each of at least one).
+    """How far each variant's next-token distributions are from the first one's, on the same texts (token ids, one of them of two or more).
 
     Every row counts the same, in whatever text it is.
     """
@@ -123,9 +123,9 @@ def damage(model: Model, texts: Sequence[Sequence[int]], variants: Sequence[Vari
         done += len(batch) * len(variants)
         report(done, total)
     count = sum(map(len, texts))
-    scored = max(1, count - len(texts))
+    scored = count - len(texts)
     with np.errstate(over="ignore"):
-        return Damage(kl / count, np.exp((loss[1:] - loss[0]) / scored), float(np.exp(loss[0] / scored)), count, count - len(texts))
+        return Damage(kl / count, np.exp((loss[1:] - loss[0]) / scored), float(np.exp(loss[0] / scored)), count, scored)
 
 
 def log_probabilities(logits: NDArray[np.float32], targets: Sequence[int]) -> NDArray[np.float64]:

@@ -154,7 +154,7 @@ def optimize(
     splits = split_pairs(pair_set, holdout=holdout, folds=folds)
     positive, negative = pair_activations(model, pair_tokens(model, pair_set), chosen, progress=progress)
     with reporter(progress, "fit") as report:
-        ranking = rank_candidates(positive, negative, chosen, splits, methods=names, seed=seed, progress=report)
+        ranking = rank_candidates(positive, negative, chosen, splits, groups=groups(pair_set), methods=names, seed=seed, progress=report)
     winner = ranking.winner
     ranking = replace(ranking, notes=tuple(_ties(ranking) + list(dict.fromkeys(map(_without_figures, ranking.notes)))))
     vector = LayerVector(winner.layer, ranking.direction, ranking.refit.margin, ranking.refit.accuracy)

@@ -107,8 +107,10 @@ def _text(found: Selection) -> str:
     ]
     winner = (
         f"Winner: {ranking.winner.method} at layer {ranking.winner.layer}, right on {score.right} of {score.pairs} held-out pairs"
-        f" (95 % {interval(score.accuracy_interval)})."
+        f"\n(95 % {interval(score.accuracy_interval)}, not corrected for choosing the best of {len(ranking.candidates)})."
     )
+    if score.independent < score.pairs:
+        winner += f"\nNear duplicates count once: {score.independent} independent pairs."
     beside = table(["", "accuracy", "margin", "AUROC", "as good", "as accurate"], figures)
     legend = "As good: share of draws with a higher accuracy, or the same and no smaller\nmargin. As accurate: with at least that accuracy."
     return "\n".join([head, grid, "", winner, beside, legend, _verdict(ranking)])
@@ -119,9 +121,11 @@ def _verdict(ranking: Ranking) -> str:
     control, share = ranking.luck
     name = "shuffled labels reach" if control == "shuffled" else "the best of all candidates by luck reaches"
     reached = f"{name} that accuracy in {100 * share:.1f} % of draws"
+    if ranking.folds > 1:
+        reached += "\n(over folds about three times too few)"
     if ranking.beats_luck:
         return f"Verdict: this is hardly luck. At most,\n{reached}."
-    why = [reached] if share > 0.05 else []
+    why = [reached] if share > ranking.limit else []
     if ranking.holdout.accuracy_interval[0] <= 0.5:
         why.append("the interval of the accuracy holds 0.5" if ranking.holdout.accuracy > 0.5 else "the accuracy is not above 0.5")
     return "Verdict: this may be luck; more pairs would tell. Why:\n" + ";\n".join(why) + "."
