@@ -92,6 +92,8 @@ pub(super) fn blocks<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
 }
 
 /// `COLS` columns from `column` on, for the rows of a block.
+///
+/// Prefetching the next tile's rows of `w`, a share beside each tile of rows, gained nothing on Zen 4 (16 rows 1.00, 128 rows 0.95).
 #[inline(always)]
 fn rows_by_columns<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
     x: &[f32],
