@@ -5,7 +5,7 @@ BIN := .venv/bin
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format build clean
+.PHONY: help demo test bench lint format build clean
 
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PIP_QUIET := 1
@@ -29,6 +29,9 @@ test: $(BIN)/.tools build ## Run all tests: Rust, then Python
 	@awk '/^test result: / { passed += $$4; failed += $$6; ignored += $$8 } \
 		END { printf "cargo: %d passed, %d failed, %d ignored\n", passed, failed, ignored }' target/cargo-test.log
 	@echo "pytest: $$(tail -n 1 target/pytest.log)"
+
+bench: build ## Time Ster and its peers: make bench MODEL=DIR [PEER_PYTHON=...]
+	$(BIN)/python -m benchmarks --model $(MODEL) $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
 lint: $(BIN)/.tools build ## Check formatting, lints, types, and the stub against the binary
 	cargo fmt --all --check
