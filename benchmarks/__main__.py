@@ -45,21 +45,17 @@ def main() -> None:
         "clock": "CPU" if CPU_CLOCK else "wall",
         "load_before": load(),
     }
-    measured = {work.name: measure(work, arguments.rounds) for work in todo}
-    about["load_after"] = load()
+    measured: dict[str, dict[str, list[Sample]]] = {}
+    for work in todo:
+        measured[work.name] = measure(work, arguments.rounds)
+        records = [record(work, measured[work.name]) for work in todo if work.name in measured]
+        document = {"about": {**about, "load_after": load()}, "versions": versions, "work": records}
+        (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")  # after each: a long run may be stopped
     rows = [row for work in todo for row in report(work, measured[work.name])]
     print(table(["work", "engine", "median (min-max)", "Ster is", "bar", "same tokens"], rows))
-    differences = compare(given, engines[0], [name for name in measured.get("extract", {}) if name != STER])
-    for name, value in differences.items():
+    for name, value in compare(given, engines[0], [name for name in measured.get("extract", {}) if name != STER]).items():
         print(f"\nextract: {name} differs from Ster by {value:.1e} of a residual's norm at most")
-    print("\n" + "\n".join(f"{key}: {value}" for key, value in {**about, **versions}.items()))
-    document = {
-        "about": about,
-        "versions": versions,
-        "differences": differences,
-        "work": [record(work, measured[work.name]) for work in todo],
-    }
-    (out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+    print("\n" + "\n".join(f"{key}: {value}" for key, value in {**about, "load_after": load(), **versions}.items()))
     print(f"\n{out / 'results.json'}")
 
 
