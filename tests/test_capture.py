@@ -64,7 +64,7 @@ def test_pairs_behind_a_template_run_it_once_and_their_stem_once(toy_model: ster
 def test_prompts_run_whole_where_their_length_matters(toy_copy: Path, change: Callable[..., None]) -> None:
     change(toy_copy / "config.json", rope_scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=64)
     model = ster.load(toy_copy)
-    assert not model.chunkable
+    assert not model.engine.chunkable
     sequences = [[*range(3, 67), *range(3, 20), last] for last in (5, 6)]
     found = model.last_rows(sequences, [3], ["a", "b"])
     assert found[0].tobytes() == model.last_rows(sequences[:1], [3], ["a"])[0].tobytes()

@@ -110,6 +110,10 @@ class Engine:
     @property
     def context_length(self) -> int: ...
     @property
+    def chunkable(self) -> bool:
+        """A sequence may run in pieces without a bit changing; False with dynamic rope scaling alone, which looks at the length."""
+
+    @property
     def bos_token_id(self) -> int | None: ...
     @property
     def eos_token_ids(self) -> list[int]: ...

@@ -43,7 +43,7 @@ def capture(
         places.setdefault(tuple(ids), []).append(index)
     unique = list(places)
     called = [names[places[ids][0]] for ids in unique]
-    if rows == "last" and model.chunkable:
+    if rows == "last" and model.engine.chunkable:
         budget = BATCH_TOKENS
         root, groups = plan_prefixes(unique)
     else:

@@ -111,7 +111,6 @@ class Model:
     """An open checkpoint; made by `ster.load`.
 
     engine, tokenizer: what runs underneath, for those who want token ids and passes of their own.
-    chunkable: a prompt may run in pieces without a bit changing; False with dynamic rope scaling alone.
     """
 
     def __init__(
@@ -130,7 +129,6 @@ class Model:
         self._template_source = template.source if template else None  # what the checkpoint publishes, switched off or not
         self._weights_hash: str | None = None
         self._warned: set[tuple[str | None, ...]] = set()  # of which artifact, of what
-        self.chunkable = not _has_dynamic_rope(checkpoint)
         self.precision = precision
         self.chat_template: Literal["applied", "absent", "off"] = "off" if mode == "off" else "applied" if template else "absent"
         # Llama checkpoints name BOS in config.json, tokenizers by its text; either may be alone.
@@ -582,13 +580,6 @@ class Model:
             width = edit.vectors.shape[1]
             if width != self.hidden_size:
                 raise SteeringError(f"steering at layer {edit.layer} has vector width {width}, expected {self.hidden_size}")
-
-
-def _has_dynamic_rope(checkpoint: Checkpoint) -> bool:
-    """With this scaling the rotation depends on the length of the pass, so a prompt must run in one."""
-    config = checkpoint.read_json("config.json") or {}
-    found = [config.get("rope_scaling"), config.get("rope_parameters")]
-    return any("dynamic" in (rope.get("rope_type"), rope.get("type")) for rope in found if isinstance(rope, dict))
 
 
 def check_reach(edits: Sequence[_native.Edit], reach: int, why: str) -> None:

@@ -52,8 +52,8 @@ pub enum Error {
 
     // What came out
     /// `token` is the index in the sequence, `sequence` the index in the batch.
-    #[error("{what} at layer {layer} contains a non-finite value at token {position} (id {id}) of sequence {sequence}")]
-    NonFinite { what: &'static str, layer: usize, position: usize, id: u32, sequence: usize },
+    #[error("activation at layer {layer} contains a non-finite value at token {position} (id {id}) of sequence {sequence}")]
+    NonFinite { layer: usize, position: usize, id: u32, sequence: usize },
     #[error("logits contain a non-finite value at token {position} (id {id}) of sequence {sequence}")]
     NonFiniteLogits { position: usize, id: u32, sequence: usize },
     #[error("interrupted")]

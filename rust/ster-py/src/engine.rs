@@ -41,6 +41,11 @@ impl Engine {
     }
 
     #[getter]
+    fn chunkable(&self) -> bool {
+        !self.0.config().rope.depends_on_length()
+    }
+
+    #[getter]
     fn bos_token_id(&self) -> Option<u32> {
         self.0.config().bos
     }

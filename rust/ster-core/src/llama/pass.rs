@@ -1,18 +1,24 @@
 //! One pass, block by block. `block` is the model; the rest finds rows and hands them to threads.
 
+mod angles;
+mod attention;
+mod rows;
+
 use std::cell::RefCell;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use self::angles::{Angles, Rotary};
+use self::rows::{GRAINS_A_THREAD, Member, count, gather, grid};
 use super::cache::Layout;
 use super::forward::SteeringLlama;
 use super::weights::{BlockWeights, Linear};
 use crate::batch::{Output, Sequence};
 use crate::capture::{CaptureRows, Tap};
 use crate::error::{Error, Result};
-use crate::kernels::attention::{self, BLOCK};
+use crate::kernels::attention::BLOCK;
 use crate::kernels::linear::{COLUMN_GRAIN, Then, linear};
-use crate::kernels::{activation, norm, rotary, steer};
+use crate::kernels::{activation, norm, steer};
 use crate::pool::{Interrupt, Pool};
 use crate::tensor::{Panel, Shared};
 
@@ -57,21 +63,6 @@ struct Run<'a> {
     angles: Vec<usize>,
 }
 
-/// The rows of one sequence among the packed rows: its tokens `first..`, at packed rows `start..start + rows`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Member {
-    run: usize,
-    first: usize,
-    start: usize,
-    rows: usize,
-}
-
-/// Cosines and sines `[rows, head_dim / 2]`.
-struct Rotary {
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-}
-
 pub(super) struct Pass<'a> {
     model: &'a SteeringLlama,
     pool: &'a mut Pool,
@@ -85,14 +76,6 @@ pub(super) struct Pass<'a> {
     /// Keys and values of sequences without a cache, for the current layer.
     _passing: Vec<f32>,
 }
-
-/// Pointers that threads may share: each grain writes rows of its own.
-#[derive(Clone, Copy)]
-struct Blocks<'a>(&'a [Run<'a>]);
-// SAFETY: `store_keys` writes each position once, in one grain; `attend` only reads, in a later region.
-unsafe impl Sync for Blocks<'_> {}
-// SAFETY: as above.
-unsafe impl Send for Blocks<'_> {}
 
 impl<'a> Pass<'a> {
     pub fn new(
@@ -343,127 +326,6 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// What a shared prefix has in its last block goes into the sequence's own first block.
-    fn copy_partial_blocks(&mut self, index: usize, rows: &[Member]) {
-        let layout = self.layout;
-        for member in rows {
-            let run = &self.runs[member.run];
-            let Some(partial) = run.partial else { continue };
-            let filled = run.past % BLOCK * layout.width;
-            for head in 0..layout.kv_heads {
-                for half in [0, BLOCK * layout.width] {
-                    let at = layout.head(head) + half;
-                    // SAFETY: both are blocks of `layout`; the prefix is only read, the other is this sequence's own, and nobody else
-                    // runs now.
-                    unsafe {
-                        let from = partial.add(index * layout.layer() + at);
-                        std::ptr::copy_nonoverlapping(from, run.blocks[0].add(index * run.layer_stride + at), filled);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Turn the keys to their positions and put them, with the values, where attention reads them.
-    fn store_keys(&mut self, index: usize, rows: &[Member], k: &[f32], v: &[f32]) -> Result<()> {
-        let (isa, layout, config) = (self.model.isa, self.layout, &self.model.config);
-        let (dim, half) = (config.head_dim, config.head_dim / 2);
-        let kv_width = config.kv_heads * dim;
-        let owners: Vec<(usize, usize)> = rows.iter().flat_map(|member| (0..member.rows).map(|n| (member.run, member.first + n))).collect();
-        let runs = std::mem::take(&mut self.runs);
-        let rotary = std::mem::replace(&mut self.rotary, Rotary { cos: Vec::new(), sin: Vec::new() });
-        let lent = Blocks(&runs);
-        let result = self.over_rows(owners.len(), &|range| {
-            let lent = &lent;
-            for row in range {
-                let (run, token) = owners[row];
-                let run = &lent.0[run];
-                let position = run.past + token;
-                let angle = run.angles[token] * half;
-                let (cos, sin) = (&rotary.cos[angle..angle + half], &rotary.sin[angle..angle + half]);
-                let block = run.blocks[position / BLOCK - run.shared.len()];
-                for head in 0..config.kv_heads {
-                    let from = row * kv_width + head * dim;
-                    let key = index * run.layer_stride + layout.head(head) + position % BLOCK * layout.width;
-                    let value = key + BLOCK * layout.width;
-                    // SAFETY: `Layout` leaves `width` >= head_dim numbers here; this grain alone writes this position; nobody reads now.
-                    let (key, value) = unsafe {
-                        (std::slice::from_raw_parts_mut(block.add(key), dim), std::slice::from_raw_parts_mut(block.add(value), dim))
-                    };
-                    rotary::rotate(isa, key, &k[from..from + dim], cos, sin);
-                    value.copy_from_slice(&v[from..from + dim]);
-                }
-            }
-        });
-        self.runs = runs;
-        self.rotary = rotary;
-        result
-    }
-
-    /// `mixed` `[kept, heads * head_dim]`: each query over the keys of its sequence up to its own position.
-    fn attend(&mut self, index: usize, kept: &[Member], q: &[f32], mixed: &mut [f32]) -> Result<()> {
-        /// Numbers of scores in a grain: they stay in the second-level cache.
-        const SCORES: usize = 48 * 1024;
-        let (isa, layout, config) = (self.model.isa, self.layout, &self.model.config);
-        let (dim, half, group) = (config.head_dim, config.head_dim / 2, config.heads / config.kv_heads);
-        let q_width = config.heads * dim;
-        let scale = (1.0 / (dim as f64).sqrt()) as f32;
-        let runs = std::mem::take(&mut self.runs);
-        let rotary = std::mem::replace(&mut self.rotary, Rotary { cos: Vec::new(), sin: Vec::new() });
-        let mut grains = Vec::new();
-        for member in kept.iter().filter(|member| member.rows > 0) {
-            let longest = runs[member.run].past + member.first + member.rows;
-            let tile = (SCORES / (longest * group)).clamp(1, 32);
-            for head in 0..config.kv_heads {
-                for start in (0..member.rows).step_by(tile) {
-                    grains.push((member, head, start..(start + tile).min(member.rows)));
-                }
-            }
-        }
-        let out = Shared::new(mixed, count(kept), q_width);
-        let lent = Blocks(&runs);
-        let result = self.region(grains.len(), &|grain| {
-            let lent = &lent;
-            let (member, head, tokens) = grains[grain].clone();
-            let run = &lent.0[member.run];
-            let rows = attention::Rows { count: tokens.len() * group, group, first: run.past + member.first + tokens.start + 1 };
-            let longest = run.past + member.first + tokens.end;
-            // `wrapping_add`: pointers only; `attend` reads inside the blocks.
-            let shared = run.shared.iter().map(|block| block.wrapping_add(index * layout.layer()));
-            let own = run.blocks.iter().map(|block| block.cast_const().wrapping_add(index * run.layer_stride));
-            let blocks: Vec<*const f32> = shared.chain(own).take(longest.div_ceil(BLOCK)).collect();
-            let head_place = attention::Head { blocks: &blocks, offset: layout.head(head), width: layout.width };
-            SCRATCH.with_borrow_mut(|scratch| {
-                let size = rows.count * layout.width;
-                scratch.clear();
-                scratch.resize(2 * size + rows.count * longest, 0.0);
-                let (queries, rest) = scratch.split_at_mut(size);
-                let (result, scores) = rest.split_at_mut(size);
-                let source = |row: usize| {
-                    let token = tokens.start + row / group;
-                    (token, (head * group + row % group) * dim)
-                };
-                for (row, query) in queries.chunks_exact_mut(layout.width).enumerate() {
-                    let (token, column) = source(row);
-                    let from = (member.start + token) * q_width + column;
-                    let angle = run.angles[member.first + token] * half;
-                    rotary::rotate(isa, query, &q[from..from + dim], &rotary.cos[angle..angle + half], &rotary.sin[angle..angle + half]);
-                }
-                attention::attend(isa, queries, rows, head_place, scale, scores, result);
-                for (row, result) in result.chunks_exact(layout.width).enumerate() {
-                    let (token, column) = source(row);
-                    let at = member.start + token;
-                    // SAFETY: no other grain has this head at this token.
-                    let mut panel = unsafe { out.panel(at..at + 1, column..column + dim) };
-                    panel.row(0).copy_from_slice(&result[..dim]);
-                }
-            });
-        });
-        self.runs = runs;
-        self.rotary = rotary;
-        result
-    }
-
     /// Add what the plans say after block `index`; whether they said anything.
     fn steer(&mut self, index: usize, rows: &[Member]) -> bool {
         let (isa, hidden) = (self.model.isa, self.model.config.hidden);
@@ -523,14 +385,14 @@ impl<'a> Pass<'a> {
         };
         match self.first_row(rows, bad) {
             None => Ok(()),
-            Some((sequence, position, id)) => Err(Error::NonFinite { what: "activation", layer, position, id, sequence }),
+            Some((sequence, position, id)) => Err(Error::NonFinite { layer, position, id, sequence }),
         }
     }
 
     fn check_finite(&self, layer: usize, rows: &[Member]) -> Result<()> {
         match self.first_bad(&self.work.x, self.model.config.hidden, rows) {
             None => Ok(()),
-            Some((sequence, position, id)) => Err(Error::NonFinite { what: "activation", layer, position, id, sequence }),
+            Some((sequence, position, id)) => Err(Error::NonFinite { layer, position, id, sequence }),
         }
     }
 
@@ -635,90 +497,9 @@ impl<'a> Projection<'a> {
     }
 }
 
-/// Work for each thread in about this many pieces: enough to even out a thread that the system interrupts.
-const GRAINS_A_THREAD: usize = 6;
-
-/// Cut `[rows, columns]` into about `wanted` cells. Rows first, in blocks whose inputs fit the second-level cache: then the weights
-/// stream past once a block, and the inputs are read once.
-fn grid(rows: usize, k: usize, columns: usize, wanted: usize) -> Vec<(Range<usize>, Range<usize>)> {
-    if rows == 0 {
-        return Vec::new();
-    }
-    let fits = (384 * 1024 / (4 * k.max(1))).max(8);
-    let row_cells = rows.div_ceil(fits);
-    let row_step = rows.div_ceil(row_cells).next_multiple_of(4);
-    let column_cells = wanted.div_ceil(row_cells).max(1);
-    let column_step = columns.div_ceil(column_cells).next_multiple_of(COLUMN_GRAIN);
-    (0..rows)
-        .step_by(row_step)
-        .flat_map(|row| {
-            (0..columns)
-                .step_by(column_step)
-                .map(move |column| (row..(row + row_step).min(rows), column..(column + column_step).min(columns)))
-        })
-        .collect()
-}
-
-fn count(rows: &[Member]) -> usize {
-    rows.last().map_or(0, |member| member.start + member.rows)
-}
-
-/// Copy the rows of `to` out of `x`, whose rows are `from`; `to` keeps the ends of some of its sequences.
-fn gather(x: &[f32], from: &[Member], out: &mut Vec<f32>, to: &[Member], width: usize) {
-    out.resize(count(to) * width, 0.0);
-    let mut source = from.iter();
-    for member in to {
-        let source = source.find(|source| source.run == member.run).expect("rows kept are rows that ran");
-        let start = (source.start + source.rows - member.rows) * width;
-        out[member.start * width..(member.start + member.rows) * width].copy_from_slice(&x[start..start + member.rows * width]);
-    }
-}
-
 /// `&'a mut [Sequence<'b>]` as `&'a [Sequence<'a>]`: no cache is reached through it while the pass holds raw block pointers, only lengths.
 fn shorten<'a>(sequences: &'a mut [Sequence<'_>]) -> &'a [Sequence<'a>] {
     // SAFETY: a shared reference to a shorter lifetime; `Sequence` is invariant only because of `&mut KvCache`, which a shared
     // reference to the sequence cannot write through.
     unsafe { std::mem::transmute::<&[Sequence<'_>], &'a [Sequence<'a>]>(sequences) }
-}
-
-/// The distinct (inverse frequencies, position) of a pass, so that each angle is computed once.
-#[derive(Default)]
-struct Angles {
-    /// Inverse frequencies `[head_dim / 2]`: one set, unless they depend on the length of the sequence.
-    sets: Vec<(Option<usize>, Vec<f32>)>,
-    places: std::collections::HashMap<(usize, usize), usize>,
-    order: Vec<(usize, usize)>,
-}
-
-impl Angles {
-    /// The table row of each of `count` tokens from position `past` on.
-    fn rows(&mut self, model: &SteeringLlama, past: usize, count: usize) -> Vec<usize> {
-        let rope = &model.config.rope;
-        let length = rope.depends_on_length().then_some((past + count).max(model.config.context));
-        let set = self.sets.iter().position(|(of, _)| *of == length).unwrap_or_else(|| {
-            let inverse = rope.inverse_frequencies(model.config.head_dim, model.config.context, length.unwrap_or(0));
-            self.sets.push((length, inverse));
-            self.sets.len() - 1
-        });
-        (past..past + count)
-            .map(|position| {
-                *self.places.entry((set, position)).or_insert_with(|| {
-                    self.order.push((set, position));
-                    self.order.len() - 1
-                })
-            })
-            .collect()
-    }
-
-    fn table(&self, model: &SteeringLlama) -> Rotary {
-        let half = model.config.head_dim / 2;
-        let factor = model.config.rope.attention_factor();
-        let mut cos = vec![0.0; self.order.len() * half];
-        let mut sin = vec![0.0; self.order.len() * half];
-        let tables = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
-        for (&(set, position), (cos, sin)) in self.order.iter().zip(tables) {
-            rotary::angles(model.isa, cos, sin, position, &self.sets[set].1, factor);
-        }
-        Rotary { cos, sin }
-    }
 }
