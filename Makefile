@@ -5,7 +5,7 @@ BIN := .venv/bin
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint format build clean
+.PHONY: help demo test bench bench-kernels lint format build clean
 
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PIP_QUIET := 1
@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport CONDA_PREFIX
 
 help: ## List the tasks
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## Build Ster and run `ster extract` on the toy model
 	@echo '$$ ster extract --model fixtures/toy-llama --prompts fixtures/prompts.json'
@@ -32,6 +32,9 @@ test: $(BIN)/.tools build ## Run all tests: Rust, then Python
 
 bench: build ## Time Ster and its peers: make bench MODEL=DIR [PEER_PYTHON=...]
 	$(BIN)/python -m benchmarks --model $(MODEL) $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
+
+bench-kernels: ## Time each kernel beside the peaks of this machine: make bench-kernels [FILTER=regex]
+	cargo bench -p ster-core --bench kernels -- --quiet $(if $(FILTER),'$(FILTER)')
 
 lint: $(BIN)/.tools build ## Check formatting, lints, types, and the stub against the binary
 	cargo fmt --all --check

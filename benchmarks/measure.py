@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
+COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""The environment, but for what keeps Ster's checkout without byte code: every peer has it from its installation, as Ster would."""
 
 
 class FailedError(Exception):
@@ -25,19 +27,26 @@ class FailedError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """wall: seconds from before the process is made until it is gone. cpu: user and system seconds. peak: resident bytes."""
+    """wall: seconds from before the process is made until it is gone. cpu: user and system seconds. peak: resident bytes.
+
+    faults: pages it waited for the disk for, each with what was read around it. read: bytes that came from the disk.
+    """
 
     wall: float
     cpu: float
     peak: int
     stdout: str
+    faults: int
+    read: int
 
 
-def run(command: Sequence[str], stdin: str = "") -> Run:
+def run(command: Sequence[str], stdin: str = "", started: Callable[[int], object] = lambda pid: None) -> Run:
     """Run `command` in the repository, on its own.
 
     The peak counts pages of mapped files. A child starts with its parent's peak (Linux keeps it across exec), so whoever calls this
     must stay small: no NumPy here.
+
+    started: is told the process's number, and must not wait.
 
     Raises:
         FailedError: it did not end with status 0.
@@ -46,7 +55,8 @@ def run(command: Sequence[str], stdin: str = "") -> Run:
         given.write(stdin)
         given.seek(0)
         start = time.perf_counter()
-        process = subprocess.Popen(command, stdin=given, stdout=printed, stderr=errors, cwd=ROOT)
+        process = subprocess.Popen(command, stdin=given, stdout=printed, stderr=errors, cwd=ROOT, env=COMPILED)
+        started(process.pid)
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -56,7 +66,7 @@ def run(command: Sequence[str], stdin: str = "") -> Run:
             lines = errors.read().strip().splitlines() or [f"status {process.returncode}"]
             raise FailedError(lines[-1])
         peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return Run(wall, usage.ru_utime + usage.ru_stime, peak, printed.read())
+        return Run(wall, usage.ru_utime + usage.ru_stime, peak, printed.read(), usage.ru_majflt, 512 * usage.ru_inblock)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def test_importing_ster_loads_nothing_heavy() -> None:
 
 
 def test_help_needs_neither_the_engine_nor_numpy() -> None:
-    heavy = {"numpy", "tokenizers", "jinja2", "rich", "orjson", "safetensors", "ster._native"}
+    heavy = {"numpy", "tokenizers", "jinja2", "rich", "orjson", "safetensors", "ster._native", "starlette", "uvicorn"}
     assert not heavy & loaded("from ster.cli import main\nmain(['extract', '--help'])")
 
 

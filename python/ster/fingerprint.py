@@ -23,7 +23,6 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +59,8 @@ def weights_hash(folder: Path, *, progress: Progress = None) -> str:
     Raises:
         CheckpointError: a file that is missing or damaged. The engine refuses these first.
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     tensors = sorted(_tensors(folder), key=lambda tensor: tensor.name)
     total = sum(tensor.stop - tensor.start for tensor in tensors)
     done = 0

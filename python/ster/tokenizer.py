@@ -6,12 +6,13 @@ that the user did not type. Special tokens typed in a prompt (`<|eot_id|>`) are 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from ster._files import read_text
+from ster._files import read_bytes, read_text
 from ster.checkpoint import TOKENIZER, Checkpoint
 from ster.errors import CheckpointError, FileError, InputError, SterError, SterWarning
 
@@ -40,11 +41,13 @@ class Tokenizer:
         import tokenizers
 
         path = checkpoint.path / TOKENIZER
+        refuse = lambda cause: CheckpointError(f"failed to read {path}: {cause}")  # noqa: E731
+        with contextlib.suppress(Exception):  # bytes take a tenth less than text; what is wrong with the file, reading it as text says
+            return _guard(lambda: Tokenizer(tokenizers.Tokenizer.from_buffer(read_bytes(path))), refuse)
         try:
             text = read_text(path)  # not from_file, which takes no path that is not UTF-8
         except FileError as error:
             raise CheckpointError(error.message, error.hint) from None
-        refuse = lambda cause: CheckpointError(f"failed to read {path}: {cause}")  # noqa: E731
         return _guard(lambda: Tokenizer(tokenizers.Tokenizer.from_str(text)), refuse)
 
     def encode(self, text: str, *, special_tokens: bool = True, name: str | None = None) -> list[int]:
@@ -61,21 +64,18 @@ class Tokenizer:
         ids: list[int] = _guard(lambda: self._tokenizer.encode(text, add_special_tokens=special_tokens).ids, refuse)
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Ids -> text, special tokens left out.
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Ids -> text, special tokens left out unless told otherwise.
 
         Raises:
             InputError: something that is no token id, or the tokenizer failed.
         """
-        return self._decode(ids, skip_special=True)
-
-    def _decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         refuse = lambda cause: InputError(f"tokenizer.json failed to decode token ids: {cause}")  # noqa: E731
         return _guard(lambda: str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)), refuse)
 
     def piece(self, token_id: int) -> str:
         """One token as a person would read it: ` sea`; its name in the vocabulary where it is part of a character."""
-        text = self._decode([token_id], skip_special=False)
+        text = self.decode([token_id], skip_special=False)
         if text and "\ufffd" not in text:
             return text
         name: str | None = self._tokenizer.id_to_token(token_id)
@@ -90,7 +90,7 @@ class Tokenizer:
     def size(self) -> int:
         """One more than the largest id, which is the number of tokens only if the ids have no holes."""
         tokens = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
-        if all(self._tokenizer.id_to_token(token) is not None for token in range(tokens)):  # half the time of get_vocab
+        if None not in map(self._tokenizer.id_to_token, range(tokens)):  # a third of the time of get_vocab
             return tokens
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 

@@ -66,7 +66,6 @@ def extract(
     Writes an activation artifact and prints its path. Values are float32, before any steering, and bit for bit the same whatever
     else is in the file of prompts and however many threads run.
     """
-    from ster import workflow
     from ster._files import check_writable
     from ster.errors import InputError
     from ster.layers import check_layer_syntax
@@ -84,7 +83,7 @@ def extract(
         check_writable(Path(target), prompts)
 
     opened = open_model(model, revision, precision, chat_template, threads)
-    artifact = workflow.extract(opened, texts, layers, position=position.value, progress=True)
+    artifact = opened.activations(texts, layers, position=position.value, progress=True)
     if target == "-":
         console.data_bytes(lambda file: artifact.write(file, chosen))
     else:

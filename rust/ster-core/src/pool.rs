@@ -2,6 +2,9 @@
 //!
 //! A pass is a few hundred short regions; between two of them a worker spins for a moment before it sleeps, so that the next region
 //! starts within a microsecond. The thread that calls works too. A worker that wakes late finds the region closed and is not waited for.
+//!
+//! Each thread begins in a stretch of grains of its own, so that it reads the weights of neighbouring columns in one stream, and then
+//! helps the others out.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
@@ -24,8 +27,8 @@ struct Shared {
     region: AtomicUsize,
     /// 1 while a region is open, plus 2 for each worker inside.
     gate: AtomicUsize,
-    /// The next grain to take.
-    next: AtomicUsize,
+    /// Of each thread's stretch, the next grain to take.
+    next: Vec<Line<AtomicUsize>>,
     /// Written by the caller while the gate is shut and nobody is inside.
     job: std::cell::UnsafeCell<Option<Job>>,
     panicked: AtomicBool,
@@ -34,6 +37,10 @@ struct Shared {
     lock: Mutex<()>,
     wake: Condvar,
 }
+
+/// In a cache line of its own.
+#[repr(align(64))]
+struct Line<T>(T);
 
 // SAFETY: `job` is written only while the gate is shut and empty, and read only by workers inside the gate.
 unsafe impl Sync for Shared {}
@@ -46,6 +53,28 @@ struct Job {
     work: *const (dyn Fn(usize) + Sync),
 }
 
+impl Shared {
+    /// Where the stretch of `thread` begins, of `grains` in all.
+    fn start(&self, thread: usize, grains: usize) -> usize {
+        thread * grains / self.next.len()
+    }
+
+    /// Take grain after grain, those of `me` first, until there are none.
+    fn take(&self, me: usize, grains: usize, mut work: impl FnMut(usize)) {
+        let threads = self.next.len();
+        for whose in (me..threads).chain(0..me) {
+            let end = self.start(whose + 1, grains);
+            loop {
+                let grain = self.next[whose].0.fetch_add(1, Relaxed);
+                if grain >= end {
+                    break;
+                }
+                work(grain);
+            }
+        }
+    }
+}
+
 /// Asked now and then by the calling thread; true stops the pass.
 pub type Interrupt<'a> = &'a dyn Fn() -> bool;
 
@@ -55,7 +84,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             region: AtomicUsize::new(0),
             gate: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
+            next: (0..threads.max(1)).map(|_| Line(AtomicUsize::new(0))).collect(),
             job: std::cell::UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -67,7 +96,7 @@ impl Pool {
             .filter_map(|n| {
                 let shared = Arc::clone(&shared);
                 // A thread that the system refuses is one thread fewer, not another result.
-                std::thread::Builder::new().name(format!("ster-{n}")).spawn(move || worker(&shared)).ok()
+                std::thread::Builder::new().name(format!("ster-{n}")).spawn(move || worker(&shared, n)).ok()
             })
             .collect();
         Pool { shared, workers }
@@ -107,7 +136,9 @@ impl Pool {
         }
         // A region that unwound in the caller may have left it set.
         shared.panicked.store(false, SeqCst);
-        shared.next.store(0, SeqCst);
+        for (thread, next) in shared.next.iter().enumerate() {
+            next.0.store(shared.start(thread, grains), SeqCst);
+        }
         shared.gate.store(1, SeqCst);
         shared.region.fetch_add(1, SeqCst);
         if shared.asleep.load(SeqCst) > 0 {
@@ -115,21 +146,17 @@ impl Pool {
             shared.wake.notify_all();
         }
         let region = Region { shared };
-        loop {
-            let grain = shared.next.fetch_add(1, Relaxed);
-            if grain >= grains {
-                break;
-            }
+        shared.take(0, grains, |grain| {
             work(grain);
             if asked.elapsed() > POLL {
                 asked = Instant::now();
                 if interrupt() {
-                    // Grains not yet taken are dropped. Far from overflow: each thread adds one once more and leaves.
-                    shared.next.store(usize::MAX / 2, Relaxed);
+                    // Grains not yet taken are dropped. Far from overflow: each thread adds one once more to each and leaves.
+                    shared.next.iter().for_each(|next| next.0.store(usize::MAX / 2, Relaxed));
                     stopped = true;
                 }
             }
-        }
+        });
         drop(region);
         if shared.panicked.load(SeqCst) {
             panic!("a worker thread panicked");
@@ -171,7 +198,7 @@ impl Drop for Pool {
     }
 }
 
-fn worker(shared: &Shared) {
+fn worker(shared: &Shared, me: usize) {
     let _floats = DefaultFloats::set();
     let mut seen = 0;
     loop {
@@ -188,15 +215,7 @@ fn worker(shared: &Shared) {
             let job = (*shared.job.get()).expect("an open region has a job");
             (job.grains, &*job.work)
         };
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let grain = shared.next.fetch_add(1, Relaxed);
-                if grain >= grains {
-                    break;
-                }
-                work(grain);
-            }
-        }));
+        let result = catch_unwind(AssertUnwindSafe(|| shared.take(me, grains, work)));
         if result.is_err() {
             shared.panicked.store(true, SeqCst);
         }

@@ -68,12 +68,6 @@ impl<'a> Weights<'a> {
         Weights { bytes, dtype, rows, cols }
     }
 
-    /// Rows `rows` alone.
-    pub fn slice(&self, rows: std::ops::Range<usize>) -> Weights<'a> {
-        let stride = self.cols * self.dtype.size();
-        Weights { bytes: &self.bytes[rows.start * stride..rows.end * stride], rows: rows.len(), ..*self }
-    }
-
     /// f32 numbers in memory, seen as weights `[rows, cols]`.
     pub fn of_f32(numbers: &'a [f32], rows: usize, cols: usize) -> Self {
         // SAFETY: any four bytes of an f32 slice are four bytes; u8 has no alignment.
@@ -83,6 +77,11 @@ impl<'a> Weights<'a> {
 
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
+    }
+
+    /// Where row `row` begins; for `rows` itself, the end.
+    pub(crate) fn row_ptr(&self, row: usize) -> *const u8 {
+        self.bytes[row * self.cols * self.dtype.size()..].as_ptr()
     }
 
     /// Row `row`, widened exactly into `out` `[cols]`.
@@ -133,11 +132,18 @@ impl<'a> Panel<'a> {
         Panel { data: data.as_mut_ptr(), rows, stride, columns: 0..columns, owner: std::marker::PhantomData }
     }
 
+    /// Columns `columns` of a wider matrix, kept apart in `data` `[rows, columns]`.
+    pub fn apart(data: &'a mut [f32], rows: usize, columns: std::ops::Range<usize>) -> Self {
+        assert_eq!(data.len(), rows * columns.len());
+        let stride = columns.len();
+        Panel { data: data.as_mut_ptr().wrapping_sub(columns.start), rows, stride, columns, owner: std::marker::PhantomData }
+    }
+
     /// Columns `columns` of row `row`.
     pub fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows);
         // SAFETY: inside the matrix, and no other panel holds these columns of this row (see `Shared::panel`).
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.stride + self.columns.start), self.columns.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.data.wrapping_add(row * self.stride + self.columns.start), self.columns.len()) }
     }
 
     /// Where row `row`, column `column` (counted in the whole matrix) lies.

@@ -11,6 +11,8 @@ pub mod json;
 mod safetensors;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,9 +30,15 @@ const INDEX: &str = "model.safetensors.index.json";
 /// All weight files of one directory, memory-mapped and header-checked. Nothing but headers has been read.
 pub struct Checkpoint {
     dir: PathBuf,
-    files: Vec<(PathBuf, Arc<Mmap>)>,
+    files: Vec<Mapped>,
     tensors: BTreeMap<String, TensorInfo>,
     warnings: Vec<String>,
+}
+
+struct Mapped {
+    path: PathBuf,
+    file: File,
+    map: Arc<Mmap>,
 }
 
 /// Where a tensor lies and what the header says it is.
@@ -39,7 +47,7 @@ pub struct TensorInfo {
     pub dtype: StoredDtype,
     pub shape: Vec<usize>,
     file: usize,
-    bytes: std::ops::Range<usize>,
+    bytes: Range<usize>,
 }
 
 impl Checkpoint {
@@ -134,12 +142,12 @@ impl Checkpoint {
         let file = self.files.len();
         for (name, dtype, shape, bytes) in shard.tensors {
             if let Some(earlier) = self.tensors.get(&name) {
-                let problem = format!("is also in `{}`, and no `{INDEX}` says which to use", self.files[earlier.file].0.display());
+                let problem = format!("is also in `{}`, and no `{INDEX}` says which to use", self.files[earlier.file].path.display());
                 return Err(Error::Tensor { path: shard.path, tensor: name, problem });
             }
             self.tensors.insert(name, TensorInfo { dtype, shape, file, bytes });
         }
-        self.files.push((shard.path, shard.map));
+        self.files.push(Mapped { path: shard.path, file: shard.file, map: shard.map });
         Ok(())
     }
 
@@ -167,8 +175,8 @@ impl Checkpoint {
     /// The file that holds tensor `name`; without one, the only file, or the folder of several.
     pub fn path_of(&self, name: &str) -> &Path {
         match (self.tensors.get(name), self.files.as_slice()) {
-            (Some(info), files) => &files[info.file].0,
-            (None, [(path, _)]) => path,
+            (Some(info), files) => &files[info.file].path,
+            (None, [only]) => &only.path,
             (None, _) => &self.dir,
         }
     }
@@ -176,15 +184,16 @@ impl Checkpoint {
     /// Tensor `name`, which must be `[rows, cols]` in a dtype the kernels read.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix> {
         let (info, dtype) = self.expect(name, &[rows, cols])?;
-        Ok(WeightMatrix { map: self.files[info.file].1.clone(), offset: info.bytes.start, dtype, rows, cols })
+        Ok(WeightMatrix { map: self.files[info.file].map.clone(), offset: info.bytes.start, dtype, rows, cols })
     }
 
     /// Tensor `name`, which must be `[len]`, as a copy widened exactly to f32; and its stored dtype.
     pub fn vector(&self, name: &str, len: usize) -> Result<(Vec<f32>, Dtype)> {
         let (info, dtype) = self.expect(name, &[len])?;
-        let bytes = &self.files[info.file].1[info.bytes.clone()];
+        let Mapped { path, file, map } = &self.files[info.file];
+        let bytes = read(file, map, info.bytes.clone()).map_err(|source| Error::Read { path: path.clone(), source })?;
         let mut values = vec![0.0; len];
-        Weights::new(bytes, dtype, 1, len).widen_row(0, &mut values);
+        Weights::new(&bytes, dtype, 1, len).widen_row(0, &mut values);
         Ok((values, dtype))
     }
 
@@ -208,6 +217,22 @@ impl TensorInfo {
             StoredDtype::BF16 => Some(Dtype::BF16),
             _ => None,
         }
+    }
+}
+
+/// A few bytes, past the map where the system can: through it, every norm of a model would bring in megabytes of the weights around it.
+fn read(file: &File, map: &Mmap, bytes: Range<usize>) -> std::io::Result<Vec<u8>> {
+    #[cfg(unix)]
+    {
+        let _ = map;
+        let mut found = vec![0; bytes.len()];
+        std::os::unix::fs::FileExt::read_exact_at(file, &mut found, bytes.start as u64)?;
+        Ok(found)
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        Ok(map[bytes].to_vec())
     }
 }
 
@@ -236,6 +261,17 @@ impl WeightMatrix {
 
     pub fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// Whether both are the same tensor of the same file.
+    pub fn is(&self, other: &WeightMatrix) -> bool {
+        Arc::ptr_eq(&self.map, &other.map) && self.offset == other.offset
+    }
+
+    /// A few rows here and there will be read, so that the system need not bring in what lies around them. Advice, nothing more.
+    pub fn read_sparsely(&self) {
+        #[cfg(unix)]
+        let _ = self.map.advise_range(memmap2::Advice::Random, self.offset, self.len());
     }
 
     /// Bytes in the file. Does not overflow: the header was checked against the file's length.

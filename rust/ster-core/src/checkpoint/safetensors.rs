@@ -19,6 +19,7 @@ const MAX_HEADER: u64 = 100_000_000;
 
 pub(super) struct Shard {
     pub path: PathBuf,
+    pub file: File,
     pub map: Arc<Mmap>,
     /// Name, dtype, shape and byte range in the file, in the file's order.
     pub tensors: Vec<(String, Dtype, Vec<usize>, std::ops::Range<usize>)>,
@@ -80,7 +81,7 @@ pub(super) fn open(path: &Path) -> Result<Shard> {
         // Checked by the crate: ranges are in order, without gaps, and the last ends where the file does.
         tensors.push((name, info.dtype, info.shape.clone(), start + begin..start + end));
     }
-    Ok(Shard { path: path.into(), map, tensors })
+    Ok(Shard { path: path.into(), file, map, tensors })
 }
 
 /// What is wrong with a header the crate refused, and with which tensor: the first in file order. `None`: nothing found.

@@ -71,6 +71,7 @@ fn generic<V: Lanes>(q: &[f32], rows: Rows, head: Head<'_>, scale: f32, scores: 
         let panel = Panel::strided(&mut scores[start..], count, longest, keys);
         match V::TILE {
             (4, _) => blocks::<V, F32, 4, 4>(q, w, None, panel, Then::Store),
+            (3, 4) => blocks::<V, F32, 3, 4>(q, w, None, panel, Then::Store),
             _ => blocks::<V, F32, 2, 2>(q, w, None, panel, Then::Store),
         }
     }

@@ -296,9 +296,10 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// `out = activation(gate(x)) * up(x)`, a few columns at a time so that both halves meet in the cache.
+    /// `out = activation(gate(x)) * up(x)`, some columns at a time so that both halves meet in the cache.
     fn gate_up(&mut self, w: &BlockWeights, rows: usize, x: &[f32], out: &mut [f32]) -> Result<()> {
-        const COLUMNS: usize = 4 * COLUMN_GRAIN;
+        /// Numbers of `up` at a time; with few rows many columns, for one long stream of weights.
+        const NUMBERS: usize = 8 * 1024;
         let (isa, act) = (self.model.isa, self.model.config.activation);
         let (k, mlp) = (w.gate.weight.cols(), w.gate.weight.rows());
         let cells = grid(rows, k, mlp, self.pool.threads() * GRAINS_A_THREAD);
@@ -306,13 +307,14 @@ impl<'a> Pass<'a> {
         self.region(cells.len(), &|grain| {
             let (rows, columns) = cells[grain].clone();
             let x = &x[rows.start * k..rows.end * k];
+            let step = (NUMBERS / rows.len()).next_multiple_of(COLUMN_GRAIN).max(4 * COLUMN_GRAIN);
             SCRATCH.with_borrow_mut(|scratch| {
-                for start in columns.clone().step_by(COLUMNS) {
-                    let part = start..(start + COLUMNS).min(columns.end);
+                for start in columns.clone().step_by(step) {
+                    let part = start..(start + step).min(columns.end);
                     let width = part.len();
                     scratch.resize(rows.len() * width, 0.0);
-                    let bias = w.up.bias.as_ref().map(|bias| &bias[part.clone()]);
-                    linear(isa, x, w.up.weight.view().slice(part.clone()), bias, Panel::whole(scratch, rows.len(), width), Then::Store);
+                    let up = Panel::apart(scratch, rows.len(), part.clone());
+                    linear(isa, x, w.up.weight.view(), w.up.bias.as_deref(), up, Then::Store);
                     // SAFETY: the cells of a grid are disjoint, and each panel is gone before the next is taken.
                     let panel = unsafe { out.panel(rows.clone(), part.clone()) };
                     linear(isa, x, w.gate.weight.view(), w.gate.bias.as_deref(), panel, Then::Store);

@@ -80,6 +80,9 @@ impl LlamaWeights {
 
         let mut warnings = checkpoint.warnings().to_vec();
         let head = reader.head(&embed, config, &mut warnings)?;
+        if !head.is(&embed) {
+            embed.read_sparsely(); // a tied one is also the head, which is read in order
+        }
         reader.nothing_left(config)?;
         let Reader { mut dtypes, bytes, .. } = reader;
         dtypes.sort_by_key(|dtype| dtype.name());

@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::Lanes;
+use super::{LANES, Lanes};
+use crate::kernels::linear::{Ahead, Stored};
 
 #[derive(Clone, Copy)]
 pub(crate) struct V(__m256, __m256);
@@ -10,9 +11,10 @@ pub(crate) struct V(__m256, __m256);
 // SAFETY of every block below: the trait asks its callers for the instruction set and for valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for V {
-    // 12 registers of sums, 2 for a row of W, 2 for a row of x: all 16.
+    // 12 registers of sums, 3 for rows of W, 1 for a row of x: all 16.
     const TILE: (usize, usize) = (2, 3);
     const MIX: (usize, usize) = (3, 2);
+    const WIDEN_FIRST: bool = true;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -55,6 +57,41 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn fma(self, by: Self, to: Self) -> Self {
         unsafe { V(_mm256_fmadd_ps(self.0, by.0, to.0), _mm256_fmadd_ps(self.1, by.1, to.1)) }
+    }
+    /// Lanes 0 to 7, then lanes 8 to 15 of each sixteen: both at once would not leave a register for `x`.
+    #[inline(always)]
+    unsafe fn multiply<S: Stored, const ROWS: usize, const COLS: usize, const LINES: usize>(
+        acc: &mut [[Self; COLS]; ROWS],
+        x: *const f32,
+        k: usize,
+        w: *const u8,
+        stride: usize,
+        count: usize,
+        ahead: &mut Ahead,
+    ) {
+        unsafe {
+            for at in (0..count).step_by(LANES) {
+                (0..LINES).for_each(|_| ahead.fetch::<Self>());
+                let low: [__m256; COLS] = std::array::from_fn(|j| S::load::<Self>(w.add(j * stride + at * S::BYTES)).0);
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let row = _mm256_loadu_ps(x.add(i * k + at));
+                    for (acc, column) in acc.iter_mut().zip(low) {
+                        acc.0 = _mm256_fmadd_ps(row, column, acc.0);
+                    }
+                }
+                let high: [__m256; COLS] = std::array::from_fn(|j| S::load::<Self>(w.add(j * stride + at * S::BYTES)).1);
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let row = _mm256_loadu_ps(x.add(i * k + at + LANES / 2));
+                    for (acc, column) in acc.iter_mut().zip(high) {
+                        acc.1 = _mm256_fmadd_ps(row, column, acc.1);
+                    }
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(line: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {

@@ -13,6 +13,7 @@ impl Lanes for V {
     // 24 sums, 6 rows of W and 1 of x: 31 of 32 registers.
     const TILE: (usize, usize) = (4, 6);
     const MIX: (usize, usize) = (4, 4);
+    const WIDEN_FIRST: bool = false;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -48,6 +49,10 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn fma(self, by: Self, to: Self) -> Self {
         V(unsafe { _mm512_fmadd_ps(self.0, by.0, to.0) })
+    }
+    #[inline(always)]
+    unsafe fn prefetch(line: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) }
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {

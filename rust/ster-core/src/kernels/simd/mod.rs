@@ -8,6 +8,8 @@ pub(crate) mod avx512;
 pub(crate) mod neon;
 pub(crate) mod portable;
 
+use super::linear::{Ahead, Stored};
+
 pub(crate) const LANES: usize = 16;
 
 /// Sixteen lanes and the few operations the kernels need of them.
@@ -20,6 +22,8 @@ pub(crate) trait Lanes: Copy {
     const TILE: (usize, usize);
     /// The register tile of a weighted sum: rows by groups of sixteen columns.
     const MIX: (usize, usize);
+    /// Whether half-width weights are cheaper widened once for many rows of `x` than in every tile.
+    const WIDEN_FIRST: bool;
 
     unsafe fn zero() -> Self;
     unsafe fn splat(value: f32) -> Self;
@@ -32,6 +36,35 @@ pub(crate) trait Lanes: Copy {
     /// `self * by + to`, rounded once.
     unsafe fn fma(self, by: Self, to: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
+    /// `acc[i][j] += x[i] * w[j]`, lane by lane, for the first `count` numbers of each row, a multiple of sixteen; rows of `x` lie `k`
+    /// numbers apart, rows of `w` `stride` bytes. Fetches `LINES` of what is `ahead` beside each sixteen.
+    #[inline(always)]
+    unsafe fn multiply<S: Stored, const ROWS: usize, const COLS: usize, const LINES: usize>(
+        acc: &mut [[Self; COLS]; ROWS],
+        x: *const f32,
+        k: usize,
+        w: *const u8,
+        stride: usize,
+        count: usize,
+        ahead: &mut Ahead,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            for at in (0..count).step_by(LANES) {
+                (0..LINES).for_each(|_| ahead.fetch::<Self>());
+                let columns: [Self; COLS] = std::array::from_fn(|j| S::load::<Self>(w.add(j * stride + at * S::BYTES)));
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let row = Self::load(x.add(i * k + at));
+                    for (acc, column) in acc.iter_mut().zip(columns) {
+                        *acc = row.fma(column, *acc);
+                    }
+                }
+            }
+        }
+    }
+    /// Fetch the line at the pointer, which may be anywhere, into the second-level cache.
+    #[inline(always)]
+    unsafe fn prefetch(_line: *const u8) {}
     /// The four sums, each by the one tree: lanes 8 apart, then 4, 2 and 1.
     unsafe fn reduce4(vectors: [Self; 4]) -> [f32; 4];
 }

@@ -13,6 +13,7 @@ impl Lanes for V {
     // 24 registers of sums, 4 for a row of W, 4 for a row of x: all 32.
     const TILE: (usize, usize) = (2, 3);
     const MIX: (usize, usize) = (3, 2);
+    const WIDEN_FIRST: bool = false;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -70,6 +71,10 @@ impl Lanes for V {
                 vfmaq_f32(to.0[3], self.0[3], by.0[3]),
             ])
         }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(line: *const u8) {
+        unsafe { std::arch::asm!("prfm pldl2keep, [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) }
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {

@@ -8,6 +8,7 @@ pub(crate) struct V([f32; LANES]);
 impl Lanes for V {
     const TILE: (usize, usize) = (2, 2);
     const MIX: (usize, usize) = (1, 1);
+    const WIDEN_FIRST: bool = false;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
