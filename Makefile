@@ -2,10 +2,11 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+CLIENTS := .venv-clients/bin
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-kernels lint format build clean
+.PHONY: help demo test test-clients bench bench-kernels lint format build clean
 
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PIP_QUIET := 1
@@ -30,6 +31,10 @@ test: $(BIN)/.tools build ## Run all tests: Rust, then Python
 		END { printf "cargo: %d passed, %d failed, %d ignored\n", passed, failed, ignored }' target/cargo-test.log
 	@echo "pytest: $$(tail -n 1 target/pytest.log)"
 
+test-clients: $(CLIENTS)/.tools ## Run other people's clients against `ster serve`, in an environment of their own
+	@VIRTUAL_ENV=$(CURDIR)/.venv-clients $(BIN)/maturin develop --release --quiet --extras serve
+	$(CLIENTS)/python -m pytest -q -m clients tests/clients
+
 bench: build ## Time Ster and its peers: make bench MODEL=DIR [PEER_PYTHON=...]
 	$(BIN)/python -m benchmarks --model $(MODEL) $(if $(PEER_PYTHON),--peer-python $(PEER_PYTHON))
 
@@ -52,7 +57,7 @@ build: $(BIN)/maturin ## Build Ster into .venv
 	@$(BIN)/maturin develop --release --quiet
 
 clean: ## Remove everything built
-	rm -rf .venv target python/ster/*.so activations.json
+	rm -rf .venv .venv-clients target python/ster/*.so activations.json
 
 # Always through cargo, so that no stale binary is ever tested; a build with nothing to do takes a second.
 
@@ -65,4 +70,11 @@ $(BIN)/maturin: | $(BIN)/python
 
 $(BIN)/.tools: pyproject.toml | $(BIN)/maturin
 	@$(BIN)/maturin develop --release --quiet --extras test
+	@touch $@
+
+# vllm-lens asks for Python 3.12, vLLM and torch; its client needs none of them.
+$(CLIENTS)/.tools: tests/clients/requirements.txt | $(BIN)/maturin
+	@$(PYTHON) -m venv .venv-clients
+	@$(CLIENTS)/python -m pip install -r tests/clients/requirements.txt
+	@$(CLIENTS)/python -m pip install --no-deps --ignore-requires-python vllm-lens==1.3.0
 	@touch $@

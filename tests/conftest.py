@@ -21,6 +21,8 @@ from ster.toy import CONFIG, HIDDEN, tensors
 
 ROOT = Path(__file__).resolve().parents[1]
 
+collect_ignore = ["data"]  # programs of others, which are run, not imported
+
 
 @pytest.fixture(scope="session")
 def toy_dir() -> Path:

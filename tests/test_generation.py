@@ -355,3 +355,13 @@ def test_a_top_k_beyond_the_vocabulary_keeps_all_of_it(toy_model: ster.Model) ->
     every = toy_model.generate(PROMPT, max_new_tokens=20, temperature=2.0, seed=7).token_ids
     for top_k in (67, 68, 2**64, 2**70, 10**5000):
         assert toy_model.generate(PROMPT, max_new_tokens=20, temperature=2.0, seed=7, top_k=top_k).token_ids == every
+
+
+def test_a_text_that_goes_on_keeps_the_space_its_first_word_begins_with(toy_model: ster.Model) -> None:
+    sea, calm, end = (toy_model.tokenizer.id_of(word) for word in ("sea", "calm", "</s>"))
+    assert sea is not None and calm is not None and end is not None
+    for before, tokens, expected in [((), [calm], "calm"), ((sea,), [calm], " calm"), ((sea,), [end, calm], " calm")]:
+        writer = TextWriter(toy_model.tokenizer, (), before)
+        assert "".join(writer.add(token, last=False)[0] for token in tokens) == expected
+    writer = TextWriter(toy_model.tokenizer, ())
+    assert "".join(writer.add(token, last=False)[0] for token in [sea, end, calm]) == "sea calm"

@@ -223,15 +223,19 @@ def collect(model: Model, prompt_ids: Sequence[int], steps: Iterator[Step], laye
 
 
 class TextWriter:
-    """Token ids -> text as it becomes certain: never half a character, never the beginning of a stop string."""
+    """Token ids -> text as it becomes certain: never half a character, never the beginning of a stop string.
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    before: tokens that the text goes on from. Some tokenizers drop the space that a text begins with, and with them keep it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
-        self._ids: list[int] = []
+        # Behind half a character nothing certain can be said of what comes next.
+        self._ids = [] if tokenizer.decode(before).endswith("\ufffd") else list(before)
         # ids[start:done] are written; decoding begins at `start`, because a token's text can depend on the one before.
         self._start = 0
-        self._done = 0
+        self._done = len(self._ids)
         self._held = ""
 
     def add(self, token: int, *, last: bool) -> tuple[str, bool]:
@@ -241,7 +245,9 @@ class TextWriter:
         now = self._tokenizer.decode(self._ids[self._start :])
         if last or not now.endswith("\ufffd"):
             self._held += now[len(before) :]
-            self._start, self._done = self._done, len(self._ids)
+            if len(now) > len(before):  # a token without text, such as a special one, is nothing to go on from
+                self._start = self._done
+            self._done = len(self._ids)
         found = min((at for at in map(self._held.find, self._stop) if at >= 0), default=None)
         if found is not None:
             return self._take(found), True

@@ -14,6 +14,7 @@ from ster.cli.extract import extract
 from ster.cli.generate import generate
 from ster.cli.pairs_import import import_
 from ster.cli.pairs_inspect import inspect as inspect_pairs
+from ster.cli.serve import serve
 from ster.cli.toy_model import toy_model
 from ster.cli.vector_compare import compare
 from ster.cli.vector_convert import convert
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.command(short_help="Activations of prompts, in one artifact.")(extract)
 app.command(short_help="Text from a model, steered or not.")(generate)
+app.command(short_help="An HTTP server for any OpenAI client.")(serve)
 vector = typer.Typer(no_args_is_help=True, help="Steering vectors: learn, choose, measure, look at, convert.", rich_markup_mode=None)
 vector.command(short_help="Learn a direction per layer from pairs.")(train)
 vector.command(short_help="Find the best method and layer on held-out pairs.")(optimize)

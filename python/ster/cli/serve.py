@@ -1,0 +1,164 @@
+"""`ster serve`: an HTTP server for completions with activations and steering."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ster.cli import console
+from ster.cli.options import ChatChoice, ChatOption, PrecisionChoice, PrecisionOption, ThreadsOption, open_model
+
+if TYPE_CHECKING:
+    from ster.server.served import ServedSpec
+
+
+class DtypeChoice(str, Enum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", metavar="[NAME=]DIR", help="Folder of a checkpoint; repeat for more.  [env var: STER_MODEL]"),
+    ] = None,
+    served_name: Annotated[
+        str | None, typer.Option("--served-name", metavar="NAME", help="What requests call the model. Default: the checkpoint's name.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="Address to listen on. Other than this machine's needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any that is free.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key", metavar="KEY", envvar="STER_API_KEY", show_envvar=True, help="Key that clients must send; repeat for more."
+        ),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Let other machines in without a key.")] = False,
+    allowed_origin: Annotated[
+        list[str] | None, typer.Option("--allowed-origin", metavar="ORIGIN", help="Web pages of this origin may ask; repeat for more.")
+    ] = None,
+    kv_cache_gb: Annotated[
+        float, typer.Option("--kv-cache-gb", metavar="GB", min=0.001, help="Memory for caches and captured values.")
+    ] = 4.0,
+    max_running: Annotated[int, typer.Option("--max-running", metavar="N", min=1, help="Sequences that run at once.")] = 64,
+    queue: Annotated[int, typer.Option("--queue", metavar="N", min=0, help="Requests that may wait; others are answered 429.")] = 256,
+    request_seconds: Annotated[float, typer.Option("--request-seconds", metavar="S", min=0.1, help="Longest time of a request.")] = 600.0,
+    shutdown_seconds: Annotated[
+        float, typer.Option("--shutdown-seconds", metavar="S", min=0.0, help="After SIGTERM or Ctrl-C, for what runs to come to its end.")
+    ] = 30.0,
+    activation_dtype: Annotated[
+        DtypeChoice, typer.Option("--activation-dtype", help="How activations travel, unless a request says. auto: as weights are stored.")
+    ] = DtypeChoice.auto,
+    max_capture_numbers: Annotated[
+        int, typer.Option("--max-capture-numbers", metavar="N", min=1, help="Cap of layers x tokens x hidden size in a capture.")
+    ] = 2**25,
+    max_body_mb: Annotated[int, typer.Option("--max-body-mb", metavar="MB", min=1, help="Cap of a request's body.")] = 64,
+    precision: PrecisionOption = PrecisionChoice.auto,
+    chat_template: ChatOption = ChatChoice.auto,
+    threads: ThreadsOption = None,
+) -> None:
+    """Serve models over HTTP, for any OpenAI client: /v1/completions with output_residual_stream and apply_steering_vectors.
+
+    Needs the extra `serve`: `pip install '.[serve]'` in Ster's folder. Listens on this machine alone, unless --host says otherwise.
+    /openapi.json describes the API, /metrics counts. One line of JSON for each request goes to stderr; prompts are never in it.
+    """
+    _check_extra()
+    from ster.errors import SterWarning
+    from ster.server.run import Address, serve
+    from ster.server.settings import Settings
+
+    settings = Settings(
+        kv_cache_bytes=int(kv_cache_gb * 2**30),
+        max_running=max_running,
+        queue=queue,
+        request_seconds=request_seconds,
+        activation_dtype=activation_dtype.value,
+        max_capture_numbers=max_capture_numbers,
+        max_body_bytes=max_body_mb << 20,
+        api_keys=_keys(api_key or []),
+        allowed_origins=tuple(allowed_origin or ()),
+    )
+    warnings.simplefilter("once", SterWarning)  # a template that prints the date would warn with every request
+    specs = _specs(_models(model), served_name, precision, chat_template, threads)
+    serve(specs, settings, Address(host, port, insecure), shutdown_seconds=shutdown_seconds, note=console.note)
+
+
+def _check_extra() -> None:
+    """
+    Raises:
+        InputError: what the server is made of is not installed.
+    """
+    from importlib.util import find_spec
+
+    from ster.errors import InputError
+
+    missing = [name for name in ("starlette", "pydantic", "uvicorn", "zstandard") if find_spec(name) is None]
+    if missing:
+        hint = "run `pip install '.[serve]'` in Ster's folder (the distribution is called ster-lm, and it is not on PyPI)"
+        raise InputError(f"`ster serve` needs the extra `serve`, of which {', '.join(missing)} cannot be imported", hint)
+
+
+def _models(given: list[str] | None) -> list[str]:
+    """
+    Raises:
+        typer.BadParameter: there is none.
+    """
+    found = given or [os.environ.get("STER_MODEL", "")]  # Typer would split it at spaces
+    if not found[0]:
+        raise typer.BadParameter("name the folder of a checkpoint", param_hint="--model")
+    return found
+
+
+def _keys(given: list[str]) -> tuple[str, ...]:
+    """
+    Raises:
+        InputError: a key that no client could send, or that everybody guesses.
+    """
+    from ster.errors import InputError
+
+    for key in given:
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise InputError("an API key must be printable ASCII without spaces, and not empty")
+    return tuple(given)
+
+
+def _specs(
+    models: list[str], served_name: str | None, precision: PrecisionChoice, chat_template: ChatChoice, threads: int | None
+) -> list[ServedSpec]:
+    """What to serve, under which names. That the folders are there is found out now, not when they load.
+
+    Raises:
+        InputError: two models under one name. CheckpointError: no checkpoint.
+    """
+    from ster.checkpoint import find_checkpoint
+    from ster.errors import InputError
+    from ster.server.served import ServedSpec
+
+    if served_name is not None and len(models) > 1:
+        raise InputError("--served-name names one model", "with several, give each its name: --model NAME=DIR")
+    specs: list[ServedSpec] = []
+    for given in models:
+        name, folder = _name_and_folder(given)
+        checkpoint = find_checkpoint(folder)
+        name = served_name or name or checkpoint.name
+        if name in [spec.name for spec in specs]:
+            raise InputError(f"two models are called {name}", "give each its name: --model NAME=DIR")
+        specs.append(ServedSpec(name, lambda folder=folder: open_model(folder, None, precision, chat_template, threads)))  # type: ignore[misc]
+    return specs
+
+
+def _name_and_folder(given: str) -> tuple[str | None, str]:
+    """`NAME=DIR`; a folder that is there may have `=` in its name."""
+    name, equals, folder = given.partition("=")
+    if not equals or Path(given).exists():
+        return None, given
+    return name, folder

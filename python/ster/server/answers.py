@@ -1,0 +1,214 @@
+"""The bodies of answers, as the OpenAPI document describes them. Answers are not made from these classes: a captured tensor has no business
+in pydantic. Tests hold the two together.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ster.server.schema import EncodedTensor
+from ster.server.served import State
+
+
+def maybe(description: str) -> Any:
+    """A member that is absent where it does not apply, never null."""
+    return Field(default=None, description=description, json_schema_extra=_without_default)
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    schema.pop("default", None)
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class ErrorDetail(Answer):
+    message: str
+    type: Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
+    param: str | None = Field(description="The field that is wrong.")
+    code: str
+
+
+class Error(Answer):
+    """What went wrong. In a stream that has begun, it is the last event."""
+
+    error: ErrorDetail
+    request_id: str = Field(description="As in the header X-Request-Id.")
+
+
+class Usage(Answer):
+    prompt_tokens: Annotated[int, Field(ge=0)]
+    completion_tokens: Annotated[int, Field(ge=0)]
+    total_tokens: Annotated[int, Field(ge=0)]
+
+
+class TextLogprobs(Answer):
+    """One entry for each token. The first token of a prompt has null."""
+
+    text_offset: list[int] = Field(description="In characters.")
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(Answer):
+    logprob: float
+    rank: Annotated[int, Field(ge=1)]
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+FinishReason = Literal["stop", "length"]
+
+
+class CompletionChoice(Answer):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs | None = Field(description="One entry for each prompt token, by token id; its own comes first.")
+    stop_reason: str | int = maybe("The stop text, or the id of the token, that ended it.")
+    prompt_token_ids: list[int] = maybe("With return_token_ids.")
+    token_ids: list[int] = maybe("With return_token_ids.")
+
+
+class Captured(Answer):
+    residual_stream: EncodedTensor = Field(
+        description="[Layers in ascending order][prompt tokens + generated tokens - 1][hidden size], steering included."
+    )
+
+
+class Completion(Answer):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str = Field(description="The checkpoint.")
+    choices: list[CompletionChoice]
+    usage: Usage
+    activations: Captured = maybe("With output_residual_stream.")
+
+
+class TokenLogprob(Answer):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Answer):
+    content: list[ChatLogprob]
+
+
+class AssistantMessage(Answer):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(Answer):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: str | int = maybe("The stop text, or the id of the token, that ended it.")
+    token_ids: list[int] = maybe("With return_token_ids.")
+
+
+class ChatCompletion(Answer):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str = Field(description="The checkpoint.")
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] = maybe("With return_token_ids.")
+    prompt_logprobs: PromptLogprobs = maybe("With prompt_logprobs.")
+    activations: Captured = maybe("With output_residual_stream.")
+
+
+class Capabilities(Answer):
+    """Facts about the model, and the caps that hold for its requests."""
+
+    n_layers: int
+    hidden_size: int
+    max_model_len: int = Field(description="Tokens of a prompt and its completion together.")
+    vocab_size: int
+    dtype: str = Field(description="As the checkpoint is stored.")
+    activations: bool
+    activation_dtype: Literal["float32", "bfloat16", "float16"] = Field(description="How activations travel, unless a request says.")
+    activation_dtypes: list[str]
+    logprobs: bool
+    prompt_logprobs: bool
+    prompt_logprobs_full_vocab: bool
+    chat_template: bool
+    bos_token_id: int = maybe("Where there is one.")
+    max_capture_numbers: int
+    max_steering_numbers: int
+    max_steering_vectors: int
+    max_span_positions: int
+    max_body_bytes: int
+    max_logprobs: int
+    full_vocab_max_prompt_tokens: int
+    max_full_vocab_numbers: int
+    max_output_work_tokens: int
+    max_stops: int
+    max_prompts: int
+
+
+class ModelEntry(Answer):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    status: Literal["loading", "live", "failed"]
+    served_model_name: str = maybe("The checkpoint, once it is loaded.")
+    capabilities: Capabilities = maybe("Once it is loaded.")
+
+
+class ModelList(Answer):
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class ModelStatus(Answer):
+    id: str
+    object: Literal["model.status"]
+    warm: bool
+    state: State
+
+
+class Tokens(Answer):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Text(Answer):
+    prompt: str
+
+
+class TokenizerInfo(Answer):
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str = maybe("Where there is one.")
+    sep_token: str = maybe("Where there is one.")
+    cls_token: str = maybe("Where there is one.")
+    mask_token: str = maybe("Where there is one.")
+    chat_template: str | None
+    vocab_size: int
+
+
+class Health(Answer):
+    status: Literal["ok"]
+    models: dict[str, State]
+
+
+class Ready(Answer):
+    status: Literal["ready"]
+    models: list[str]

@@ -1,0 +1,140 @@
+"""The HTTP application: routes, and the layers around them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Collection, Sequence
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ster.server.chat import chat_completions
+from ster.server.completions import completions
+from ster.server.errors import ApiError, method_not_allowed, not_found, shutting_down
+from ster.server.guard import Guard
+from ster.server.metrics import CONTENT_TYPE, Metrics
+from ster.server.openapi import openapi
+from ster.server.requests import Errors, Requests, json_response
+from ster.server.served import Models, Served, ServedSpec
+from ster.server.settings import Settings
+from ster.server.tokens import detokenize, tokenize, tokenizer_info
+
+
+async def health(request: Request) -> Response:
+    """The process lives, whatever its models do."""
+    models: Models = request.app.state.models
+    return json_response({"status": "ok", "models": {served.name: served.state for served in models}})
+
+
+async def ready(request: Request) -> Response:
+    """Every model answers."""
+    if request.app.state.draining:
+        raise shutting_down()
+    models: Models = request.app.state.models
+    for served in models:
+        served.ready()
+    return json_response({"status": "ready", "models": [served.name for served in models]})
+
+
+async def list_models(request: Request) -> Response:
+    models: Models = request.app.state.models
+    return json_response({"object": "list", "data": [served.entry() for served in models]})
+
+
+async def get_model(request: Request) -> Response:
+    return json_response(_served(request).entry())
+
+
+async def model_status(request: Request) -> Response:
+    served = _served(request)
+    return json_response({"id": served.name, "object": "model.status", "warm": served.state == "ready", "state": served.state})
+
+
+def _served(request: Request) -> Served:
+    """The model in the path, which is missing like any other page when there is none."""
+    models: Models = request.app.state.models
+    try:
+        return models.named(request.path_params["id"])
+    except ApiError as error:
+        raise ApiError(404, error.message, code=error.code, param=error.param) from None
+
+
+async def metrics_page(request: Request) -> Response:
+    metrics: Metrics = request.app.state.metrics
+    return Response(metrics.text(request.app.state.models), media_type=CONTENT_TYPE)
+
+
+async def openapi_page(request: Request) -> Response:
+    models: Models = request.app.state.models
+    return json_response(openapi(request.app.state.settings, [served.name for served in models]))
+
+
+ROUTES = [
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/models", list_models),
+    Route("/v1/models/{id:path}/status", model_status),
+    Route("/v1/models/{id:path}", get_model),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/tokenizer_info", tokenizer_info),
+    Route("/health", health),
+    Route("/ready", ready),
+    Route("/metrics", metrics_page),
+    Route("/openapi.json", openapi_page),
+]
+
+
+def create_app(models: Sequence[ServedSpec], settings: Settings, *, hosts: Collection[str] | None = None) -> Starlette:
+    """The application, for any ASGI server. Its lifespan loads the models in a thread, so that `/health` answers meanwhile.
+
+    hosts: see `ster.server.guard.Guard`.
+    """
+    metrics = Metrics(route.path for route in ROUTES)
+    layers = [Middleware(Requests, metrics=metrics)]
+    if settings.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["authorization", "content-type"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    layers += [Middleware(Errors), Middleware(Guard, keys=settings.api_keys, hosts=hosts)]
+    app = Starlette(routes=ROUTES, middleware=layers, exception_handlers={HTTPException: _refuse}, lifespan=_lifespan)
+    app.router.redirect_slashes = False
+    app.state.settings = settings
+    app.state.metrics = metrics
+    app.state.models = Models(models, settings)
+    app.state.draining = False
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    models: Models = app.state.models
+    threading.Thread(target=models.load, name="ster-load", daemon=True).start()
+    try:
+        yield
+    finally:
+        await run_in_threadpool(models.drain, 0.0)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    """What the router refuses, in the form of every other refusal."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    if error.status_code == 405:
+        raise method_not_allowed(request.method, path, (error.headers or {}).get("Allow", ""))
+    if error.status_code == 404:
+        raise not_found(path)
+    raise ApiError(error.status_code, str(error.detail), code="invalid_request")

@@ -1,0 +1,65 @@
+"""uvicorn's HTTP/1.1 connection, with a time limit for the head of a request and a refusal in JSON of what is not HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+import orjson
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ster.server.errors import ApiError
+from ster.server.requests import Record
+
+HEAD_SECONDS = 30.0
+
+
+class Connection(H11Protocol):
+    """A client that never finishes its head holds a connection for `HEAD_SECONDS`, not for ever."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.access_log = False  # uvicorn's lines have the query; the application writes its own
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_timer is None and self._idle():
+            self._wait_for_head()
+        super().data_received(data)
+        if not self._idle() or self.transport.is_closing():
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        error = ApiError(400, msg, code="invalid_http")
+        record = Record()
+        body = orjson.dumps(error.body(record.id))
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        headers += [("x-request-id", record.id), ("connection", "close")]
+        events: list[Any] = [h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()]
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _idle(self) -> bool:
+        """No request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_late)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if self._idle() and not self.transport.is_closing():
+            self.transport.close()

@@ -1,0 +1,130 @@
+"""The one form of every refusal and failure over HTTP: `{"error": {"message", "type", "param", "code"}, "request_id"}`.
+
+Messages here are the API's: whole sentences, with a capital letter and a full stop where they are ours to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+NONE: Mapping[str, str] = MappingProxyType({})
+QUEUE_SECONDS = 5  # after which a refused client may knock again
+
+
+class ApiError(Exception):
+    """An answer other than 200. `headers` go with it; `type` follows from the status where none is given."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        type: str | None = None,
+        headers: Mapping[str, str] = NONE,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.type = type or _type_of(status)
+        self.headers = dict(headers)
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        """The JSON of the answer, which is also what the last event of a broken stream holds."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error, "request_id": request_id}
+
+
+def _type_of(status: int) -> str:
+    if status == 401:
+        return "authentication_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def invalid(message: str, param: str | None) -> ApiError:
+    """A field that cannot be used."""
+    return ApiError(400, message, code="invalid_request", param=param)
+
+
+def bad_json(message: str) -> ApiError:
+    return ApiError(400, message, code="bad_json")
+
+
+def model_not_found(name: str) -> ApiError:
+    return ApiError(400, f"There is no model `{name}`: GET /v1/models lists the models.", code="model_not_found", param="model")
+
+
+def context_length_exceeded(prompt_tokens: int, max_tokens: int, context: int) -> ApiError:
+    """prompt_tokens + max_tokens > context; max_tokens 0 where the prompt alone is too long."""
+    if prompt_tokens >= context or max_tokens == 0:
+        message = f"The prompt has {prompt_tokens} tokens, and the model's context has {context}: shorten the prompt."
+        return ApiError(400, message, code="context_length_exceeded", param="prompt")
+    message = (
+        f"The prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}: together they exceed the model's context of"
+        f" {context} tokens. Shorten the prompt, or set max_tokens to {context - prompt_tokens} or less."
+    )
+    return ApiError(400, message, code="context_length_exceeded", param="max_tokens")
+
+
+def full_vocab_prompt_too_long(prompt_tokens: int, limit: int) -> ApiError:
+    message = f"prompt_logprobs -1 takes a prompt of at most {limit} tokens here: this prompt has {prompt_tokens}."
+    return ApiError(400, message, code="full_vocab_prompt_too_long", param="prompt_logprobs")
+
+
+def chat_completions_unsupported() -> ApiError:
+    message = "This model has no chat template: use /v1/completions, which takes raw text."
+    return ApiError(400, message, code="chat_completions_unsupported", param="model")
+
+
+def invalid_api_key() -> ApiError:
+    message = "The API key is missing or wrong: send Authorization: Bearer KEY."
+    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def not_found(path: str) -> ApiError:
+    return ApiError(404, f"There is nothing at {path}.", code="not_found")
+
+
+def method_not_allowed(method: str, path: str, allowed: str) -> ApiError:
+    return ApiError(405, f"{path} does not take {method}: use {allowed}.", code="method_not_allowed", headers={"Allow": allowed})
+
+
+def unsupported_media_type(found: str) -> ApiError:
+    return ApiError(415, f"The body must be application/json, found {found}.", code="unsupported_media_type")
+
+
+def request_too_large(limit: int) -> ApiError:
+    """The body is longer than `limit` bytes. The rest of it was not read, so the connection ends."""
+    message = f"The body is larger than {limit} bytes."
+    return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+
+
+def queue_full() -> ApiError:
+    message = f"Too many requests are waiting: try again in {QUEUE_SECONDS} seconds."
+    return ApiError(429, message, code="queue_full", headers={"Retry-After": str(QUEUE_SECONDS)})
+
+
+def model_loading(name: str) -> ApiError:
+    message = f"The model `{name}` is loading: try again in {QUEUE_SECONDS} seconds."
+    return ApiError(503, message, code="model_loading", headers={"Retry-After": str(QUEUE_SECONDS)})
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": str(QUEUE_SECONDS)})
+
+
+def internal_error() -> ApiError:
+    """Something broke. The traceback is in the log, under the request's id; nothing of it leaves."""
+    return ApiError(500, "The server failed. Its log has the cause under this request_id.", code="internal_error")
+
+
+def misfit() -> ApiError:
+    """The activations do not have the shape that the answer must have."""
+    return ApiError(502, "Inference's answer does not fit the request", code="upstream_server_error")

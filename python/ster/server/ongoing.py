@@ -1,0 +1,88 @@
+"""A plan that the engine works on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ster.errors import SterError
+from ster.server.capture import encode_activations, verify_shape
+from ster.server.choices import Choices
+from ster.server.errors import ApiError, invalid, queue_full, shutting_down
+from ster.server.feed import Feed
+from ster.server.form import Json
+from ster.server.plan import Plan, sentence
+from ster.server.requests import Record
+from ster.server.work import QueueFull, ShuttingDown
+
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+    from ster.server.running import Ticket
+    from ster.server.settings import Settings
+    from ster.server.work import Event
+
+
+class Ongoing:
+    """A plan that the engine works on. Closing it gives back its place, whatever state it is in."""
+
+    def __init__(self, plan: Plan, receive: Receive, record: Record, settings: Settings, *, eager: bool) -> None:
+        self.plan = plan
+        self.choices = Choices(plan, record.id)
+        self.record = record
+        self.settings = settings
+        self.deadline = time.monotonic() + settings.request_seconds
+        self._feed = Feed(len(plan.works), receive, eager=eager)
+        self._ticket: Ticket | None = None
+        record.prompt_tokens = plan.prompt_tokens
+
+    def submit(self) -> None:
+        """Queue the works. To be called off the event loop: vectors are hashed.
+
+        Raises:
+            ApiError: 429, 503; or 400, the scheduler says why.
+        """
+        try:
+            self._ticket = self.plan.loaded.scheduler.submit(self.plan.works, self._feed.listener)
+        except QueueFull:
+            raise queue_full() from None
+        except ShuttingDown:
+            raise shutting_down() from None
+        except SterError as error:
+            raise invalid(sentence(error), None) from None
+
+    async def next(self, seconds: float | None = None) -> list[tuple[int, Event]]:
+        """New events, which the choices have taken in.
+
+        Raises:
+            ClientGoneError. ApiError: the request failed, or its time is over.
+        """
+        left = self.deadline - time.monotonic()
+        events = await self._feed.next(left if seconds is None else min(seconds, left))
+        self.choices.add(events)
+        self.record.completion_tokens = self.choices.completion_tokens
+        if time.monotonic() >= self.deadline and not self.choices.finished:
+            raise timed_out(self.settings)
+        return events
+
+    def close(self) -> None:
+        self._feed.close()
+        if self._ticket is not None and not self.choices.finished:
+            self.plan.loaded.scheduler.cancel(self._ticket)
+
+    def activations(self) -> Json:
+        """The tensor, verified; to be called off the event loop.
+
+        Raises:
+            ApiError: it does not fit the request, or not its dtype.
+        """
+        plan, choice = self.plan, self.choices[0]
+        facts = plan.loaded.facts
+        verify_shape(choice.residual, plan.layers, len(plan.prompts[0].tokens), len(choice.tokens), facts.hidden)
+        assert choice.residual is not None
+        return {"residual_stream": encode_activations(choice.residual, plan.dtype, plan.layers)}
+
+
+def timed_out(settings: Settings) -> ApiError:
+    message = f"The request took longer than {settings.request_seconds:g} seconds: ask for fewer tokens, or for less at a time."
+    return ApiError(504, message, code="timeout")

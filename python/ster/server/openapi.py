@@ -1,0 +1,210 @@
+"""The OpenAPI 3.1 document. Every schema in it is made from the models that requests are checked with, caps from the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from ster._native import __version__
+from ster.server import answers, schema
+from ster.server.fields import X_LIMIT
+from ster.server.settings import Settings
+
+Json = dict[str, Any]
+REF = "#/components/schemas/{model}"
+ANSWERS: tuple[type[BaseModel], ...] = (
+    answers.Completion,
+    answers.ChatCompletion,
+    answers.ModelList,
+    answers.ModelEntry,
+    answers.ModelStatus,
+    answers.Tokens,
+    answers.Text,
+    answers.TokenizerInfo,
+    answers.Health,
+    answers.Ready,
+    answers.Error,
+)
+REQUESTS: tuple[type[BaseModel], ...] = (
+    schema.CompletionRequest,
+    schema.ChatRequest,
+    schema.TokenizeRequest,
+    schema.DetokenizeRequest,
+)
+
+EVERYWHERE = {
+    400: "The request cannot be carried out; `param` names the field.",
+    401: "No API key, or a wrong one.",
+    403: "The Host header names another machine.",
+    405: "The path takes other methods, see the header Allow.",
+    500: "The server failed; its log has the cause under the request_id.",
+}
+WITH_BODY = {408: "The body took too long to arrive.", 413: "The body is over the cap.", 415: "The body is not application/json."}
+LOADING = {503: "The model is loading, or failed to; or the server is shutting down."}
+GENERATING = {
+    429: "Too many requests are waiting; try again after Retry-After seconds.",
+    502: "The activations do not fit the request.",
+    504: "The request took too long.",
+}
+# A stream has no schema: OpenAPI 3.1 does not say whether one would be of the stream or of an event, and tools differ.
+STREAM = (
+    "The answer, or with `stream: true` its events: a chunk for each token; then, where asked for, one with the usage and one with the"
+    " activations, both without choices; then `data: [DONE]`. An error after the beginning is the last event."
+)
+STREAMED: dict[type[BaseModel], str] = {
+    answers.Completion: '{"id":"cmpl-1","object":"text_completion","created":1,"model":"llama-8b","choices":'
+    '[{"index":0,"text":" blue","logprobs":null,"finish_reason":"length"}]}',
+    answers.ChatCompletion: '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"llama-8b","choices":'
+    '[{"index":0,"delta":{"content":"Light"},"logprobs":null,"finish_reason":"length"}]}',
+}
+
+
+def openapi(settings: Settings, models: Sequence[str] = ()) -> Json:
+    """The document, not to be changed: equal arguments give the same one.
+
+    models: the ids that `model` may have; none: any text.
+    """
+    return _document(settings, tuple(models))
+
+
+@lru_cache(maxsize=8)
+def _document(settings: Settings, models: tuple[str, ...]) -> Json:
+    security: list[Json] = [{"bearer": []}] if settings.api_keys else [{}, {"bearer": []}]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Ster",
+            "version": __version__,
+            "description": "Completions with activations and steering. Numbers are bit for bit the same alone and under load.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "security": security,
+        "paths": _paths(models),
+        "components": {
+            "schemas": _schemas(settings, models),
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "headers": {
+                "RequestId": {"schema": {"type": "string"}, "description": "Also in the body of errors, and in the server's log."},
+                "RetryAfter": {"schema": {"type": "integer"}, "description": "Seconds."},
+            },
+        },
+    }
+
+
+def _examples(models: tuple[str, ...]) -> dict[type[BaseModel], list[Json]]:
+    model = models[0] if models else "llama-8b"
+    plain: Json = {"model": model, "max_tokens": 2}
+    return {
+        schema.CompletionRequest: [
+            {**plain, "prompt": "The sky is"},
+            {**plain, "prompt": "The sky is", "output_residual_stream": [0], "stream": True},
+        ],
+        schema.ChatRequest: [{**plain, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}],
+        schema.TokenizeRequest: [{"prompt": "The sky is", "add_special_tokens": False}],
+        schema.DetokenizeRequest: [{"tokens": [1, 2]}],
+    }
+
+
+def _paths(models: tuple[str, ...]) -> Json:
+    model_id: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    model_query: Json = {"name": "model", "in": "query", "schema": {"type": "string"}, "description": "Left out: the first model."}
+    if models:
+        model_query["schema"] = {"enum": list(models)}
+    missing = {404: "There is no such model."}
+    return {
+        "/v1/completions": {"post": _post("complete", "Continue a prompt", schema.CompletionRequest, answers.Completion)},
+        "/v1/chat/completions": {
+            "post": _post("chat", "Answer a conversation, by the checkpoint's chat template", schema.ChatRequest, answers.ChatCompletion)
+        },
+        "/v1/models": {"get": _get("listModels", "The models, with their facts and caps", answers.ModelList)},
+        "/v1/models/{id}": {"get": _get("getModel", "One model", answers.ModelEntry, missing), "parameters": [model_id]},
+        "/v1/models/{id}/status": {
+            "get": _get("getModelStatus", "Whether it is loaded", answers.ModelStatus, missing),
+            "parameters": [model_id],
+        },
+        "/tokenize": {"post": _post("tokenize", "A text as token ids", schema.TokenizeRequest, answers.Tokens)},
+        "/detokenize": {"post": _post("detokenize", "Token ids as text", schema.DetokenizeRequest, answers.Text)},
+        "/tokenizer_info": {
+            "get": _get("tokenizerInfo", "Named tokens and the chat template", answers.TokenizerInfo, LOADING, [model_query])
+        },
+        "/health": {"get": _get("health", "The process lives", answers.Health, open=True)},
+        "/ready": {"get": _get("ready", "Every model answers", answers.Ready, LOADING, open=True)},
+        "/metrics": {"get": _get("metrics", "Prometheus text", None)},
+        "/openapi.json": {"get": _get("openapi", "This document", {"type": "object"}, open=True)},
+    }
+
+
+def _post(operation: str, summary: str, body: type[BaseModel], answer: type[BaseModel]) -> Json:
+    content: Json = {"application/json": {"schema": _ref(answer)}}
+    errors, description = {**WITH_BODY, **LOADING}, "OK"
+    if answer in STREAMED:
+        content["text/event-stream"] = {"example": f"data: {STREAMED[answer]}\n\ndata: [DONE]\n\n"}
+        errors, description = {**errors, **GENERATING}, STREAM
+    found = _operation(operation, summary, content, errors, description)
+    return {**found, "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}}}
+
+
+def _get(
+    operation: str,
+    summary: str,
+    answer: type[BaseModel] | Json | None,
+    errors: Mapping[int, str] | None = None,
+    parameters: Sequence[Json] = (),
+    *,
+    open: bool = False,
+) -> Json:
+    """answer: None is text. open: needs no key."""
+    content: Json = {"text/plain": {"schema": {"type": "string"}}}
+    if answer is not None:
+        content = {"application/json": {"schema": answer if isinstance(answer, dict) else _ref(answer)}}
+    found = _operation(operation, summary, content, errors or {})
+    return {**found, **({"parameters": list(parameters)} if parameters else {}), **({"security": []} if open else {})}
+
+
+def _operation(operation: str, summary: str, content: Json, errors: Mapping[int, str], answer: str = "OK") -> Json:
+    ids = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}}
+    responses: Json = {"200": {"description": answer, "content": content, "headers": ids}}
+    for status, description in sorted({**EVERYWHERE, **errors}.items()):
+        retry = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}} if status in (429, 503) else {}
+        error = {"application/json": {"schema": _ref(answers.Error)}}
+        responses[str(status)] = {"description": description, "content": error, "headers": {**ids, **retry}}
+    return {"operationId": operation, "summary": summary, "responses": responses}
+
+
+def _ref(model: type[BaseModel]) -> Json:
+    return {"$ref": REF.format(model=model.__name__)}
+
+
+def _schemas(settings: Settings, models: tuple[str, ...]) -> Json:
+    _, found = models_json_schema([(model, "validation") for model in (*REQUESTS, *ANSWERS)], ref_template=REF)
+    schemas: Json = found["$defs"]
+    _settle(schemas, settings)
+    for request, examples in _examples(models).items():
+        schemas[request.__name__]["examples"] = examples
+        if models:
+            field = schemas[request.__name__]["properties"]["model"]
+            _text_of(field)["enum"] = list(models)
+    return schemas
+
+
+def _text_of(field: Json) -> Json:
+    """The alternative that is text, where the other is null."""
+    return next((each for each in field.get("anyOf", ()) if each.get("type") == "string"), field)
+
+
+def _settle(node: Any, settings: Settings) -> None:
+    """Caps in place of the names of settings; pydantic's titles, which repeat the names of fields, are left out."""
+    if isinstance(node, list):
+        for each in node:
+            _settle(each, settings)
+    elif isinstance(node, dict):
+        for keyword, setting in node.pop(X_LIMIT, {}).items():
+            node[keyword] = getattr(settings, setting)
+        if isinstance(node.get("title"), str):
+            del node["title"]
+        for each in node.values():
+            _settle(each, settings)

@@ -1,0 +1,71 @@
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`: what lm-evaluation-harness asks before it scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ster.errors import SterError
+from ster.prompts import check_text
+from ster.server.body import read_body
+from ster.server.errors import invalid
+from ster.server.plan import check_tokens, sentence
+from ster.server.requests import json_response, record_of
+from ster.server.schema import DetokenizeRequest, TokenizeRequest, parse_body
+from ster.server.served import Loaded, Models
+
+
+async def tokenize(request: Request) -> Response:
+    """A text -> ids. Text of special tokens is read as special; BOS comes with `add_special_tokens` alone."""
+    raw = await read_body(request, request.app.state.settings)
+
+    def work() -> Response:
+        asked = parse_body(TokenizeRequest, raw, request.app.state.settings)
+        loaded = _loaded(request, asked.model)
+        try:
+            text = check_text(asked.prompt, "prompt")
+            ids = loaded.model.tokenizer.encode(text, special_tokens=asked.add_special_tokens)
+        except SterError as error:
+            raise invalid(sentence(error), "prompt") from None
+        return json_response({"count": len(ids), "max_model_len": loaded.facts.context, "tokens": ids})
+
+    return await run_in_threadpool(work)
+
+
+async def detokenize(request: Request) -> Response:
+    """Ids -> text, special tokens shown."""
+    raw = await read_body(request, request.app.state.settings)
+
+    def work() -> Response:
+        asked = parse_body(DetokenizeRequest, raw, request.app.state.settings)
+        loaded = _loaded(request, asked.model)
+        if asked.tokens:
+            check_tokens(asked.tokens, loaded.facts, "tokens")
+        try:
+            return json_response({"prompt": loaded.model.tokenizer.decode(asked.tokens, skip_special=False)})
+        except SterError as error:
+            raise invalid(sentence(error), "tokens") from None
+
+    return await run_in_threadpool(work)
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Named tokens and the chat template of the model that the query names, or of the first. `eos_token` is always there."""
+    loaded = _loaded(request, request.query_params.get("model"))
+    bos, eos = loaded.model.engine.bos_token_id, loaded.model.eos_token_ids
+    info: dict[str, Any] = {
+        "bos_token": None if bos is None else loaded.pieces(bos, start=True),
+        "eos_token": loaded.pieces(eos[0], start=True) if eos else None,
+        "pad_token": None,
+    }
+    return json_response(info | loaded.special | {"chat_template": loaded.template, "vocab_size": loaded.facts.vocab})
+
+
+def _loaded(request: Request, name: str | None) -> Loaded:
+    models: Models = request.app.state.models
+    served = models.named(name)
+    record_of(request).model = served.name
+    return served.ready()

@@ -1,0 +1,117 @@
+"""`ster serve` as a process: its first lines, its refusals, its end."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra `serve` is not installed")
+
+import httpx
+from serving import spawned
+
+from ster.cli import main
+from ster.cli.serve import _name_and_folder
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_and_ends_well(toy_dir: Path, number: signal.Signals) -> None:
+    with spawned("--model", toy_dir, "--served-name", "llama-8b") as server:
+        assert server.lines[0] == f"Listening on {server.url}; loading llama-8b."
+        assert server.lines[1] == f"Serving llama-8b at {server.url}/v1. Try:"
+        curl = subprocess.run(["bash", "-c", server.lines[2]], capture_output=True, text=True, timeout=30)
+        assert 1 <= json.loads(curl.stdout)["usage"]["completion_tokens"] <= 8
+        assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "llama-8b"
+        assert server.end(number) == 0
+        assert [json.loads(line)["path"] for line in server.lines[3:]] == ["/v1/completions", "/v1/models"]
+
+
+def test_a_signal_lets_what_runs_end(toy_dir: Path) -> None:
+    with spawned("--model", toy_dir) as server:
+        body = {"model": "toy-llama", "prompt": "the sea is calm", "max_tokens": 250, "n": 16, "stream": True, "seed": 1}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            parts = response.iter_text()
+            text = next(parts)
+            server.process.send_signal(signal.SIGTERM)
+            text += "".join(parts)
+        assert text.endswith("data: [DONE]\n\n")
+        assert server.process.wait(30) == 0
+
+
+def test_a_key_from_the_environment(toy_dir: Path) -> None:
+    with spawned("--model", f"toy={toy_dir}", STER_API_KEY="secret") as server:
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        assert httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+        curl = subprocess.run(
+            ["bash", "-c", server.lines[2]], capture_output=True, text=True, timeout=30, env={**os.environ, "STER_API_KEY": "secret"}
+        )
+        assert json.loads(curl.stdout)["object"] == "text_completion"
+        assert not any("secret" in line for line in server.lines)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    """What `ster serve` says before it listens."""
+    assert main(["serve", *map(str, args)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+def test_refusals_are_one_sentence(capsys: pytest.CaptureFixture[str], toy_dir: Path) -> None:
+    assert refusal(capsys, "--model", toy_dir, "--host", "0.0.0.0", "--port", 0) == (
+        "Error: --host 0.0.0.0 lets other machines in, and there is no API key\n"
+        "hint: set --api-key or STER_API_KEY; --insecure lets everybody in\n"
+    )
+    assert refusal(capsys, "--model", "no/such/folder").startswith("Error: ")
+    twice = refusal(capsys, "--model", toy_dir, "--model", toy_dir)
+    assert twice == "Error: two models are called toy-llama\nhint: give each its name: --model NAME=DIR\n"
+    named = refusal(capsys, "--model", toy_dir, "--model", f"b={toy_dir}", "--served-name", "a")
+    assert named.startswith("Error: --served-name names one model\n")
+    assert refusal(capsys, "--model", toy_dir, "--api-key", "two words").startswith("Error: an API key must be printable ASCII")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        in_use = refusal(capsys, "--model", toy_dir, "--port", port)
+    assert (
+        in_use
+        == f"Error: failed to listen on port {port} of 127.0.0.1: address already in use\nhint: `--port 0` takes a port that is free\n"
+    )
+
+
+def test_a_model_that_does_not_load_is_the_end(run: Run, toy_copy: Path) -> None:
+    (toy_copy / "model.safetensors").write_bytes(b"nothing")
+    failed = run("serve", "--model", toy_copy, "--port", 0)
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr
+    assert failed.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_without_the_extra_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], toy_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "starlette" else find(name))
+    said = refusal(capsys, "--model", toy_dir)
+    assert said.startswith("Error: `ster serve` needs the extra `serve`, of which starlette cannot be imported\nhint: ")
+    assert ".[serve]" in said and "ster-lm" in said
+
+
+def test_the_model_may_come_from_the_environment(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STER_MODEL", raising=False)
+    assert main(["serve"]) == 2 and "--model" in capsys.readouterr().err
+    monkeypatch.setenv("STER_MODEL", "no such/folder")
+    assert "no such/folder" in refusal(capsys)
+
+
+def test_names_of_models(toy_dir: Path, tmp_path: Path) -> None:
+    assert _name_and_folder(f"llama-8b={toy_dir}") == ("llama-8b", str(toy_dir))
+    assert _name_and_folder(str(toy_dir)) == (None, str(toy_dir))
+    odd = tmp_path / "a=b"
+    odd.mkdir()
+    assert _name_and_folder(str(odd)) == (None, str(odd))

@@ -1,0 +1,4 @@
+curl "$ACS_API_BASE/completions" \
+  -H "Authorization: Bearer $ACS_API_KEY" \
+  -H "Content-Type: application/json" \
+  -d '{"model": "llama-8b", "prompt": "The sky is", "max_tokens": 2, "stream": true, "output_residual_stream": [1]}'
