@@ -189,7 +189,7 @@ fn edit(layers: usize) -> impl Strategy<Value = Edit> {
         |(layer, seed, scale, positions, each, norm_match)| {
             let positions: Option<Vec<usize>> = positions.map(|set| set.into_iter().rev().collect());
             let rows = positions.as_ref().map_or(1, |positions| if each { positions.len() } else { 1 });
-            Edit { layer, vectors: vectors(rows, seed), scale, positions, norm_match }
+            Edit { layer, vectors: vectors(rows, seed), scale, positions: positions.map(Into::into), norm_match }
         },
     )
 }
@@ -757,7 +757,7 @@ fn nan_in_a_weight_that_nobody_needs_is_no_error() {
 fn steering_past_the_range_of_f32_is_an_error_at_its_layer() {
     let model = &engines(0).plain;
     let vectors = Matrix { rows: 1, cols: HIDDEN, data: vec![1e30; HIDDEN] };
-    let edit = Edit { layer: 1, vectors, scale: 1e30, positions: Some(vec![2]), norm_match: false };
+    let edit = Edit { layer: 1, vectors, scale: 1e30, positions: Some(vec![2].into()), norm_match: false };
     let plan = SteeringPlan { edits: vec![Arc::new(edit)] };
     let ask = Ask::all(model, &[5, 6, 7], &plan, Tap::PreSteer);
     let error = model.forward(&mut [ask.sequence(None)], &|| false).unwrap_err();
@@ -1025,12 +1025,15 @@ fn refusals_say_what_was_found() {
             "steering at layer 1 has 2 vectors without positions; give one, or a position for each",
         ),
         (
-            with(Edit { vectors: vectors(2, 1), positions: Some(vec![0, 1, 2]), ..edit() }),
+            with(Edit { vectors: vectors(2, 1), positions: Some(vec![0, 1, 2].into()), ..edit() }),
             "steering at layer 1 has 2 vectors for 3 positions",
         ),
-        (with(Edit { positions: Some(vec![3, 0, 3]), ..edit() }), "steering at layer 1 names position 3 twice"),
-        (with(Edit { positions: Some(vec![512]), ..edit() }), "steering at layer 1 names position 512, the model's context ends at 511"),
-        (with(Edit { positions: Some(vec![]), ..edit() }), "steering at layer 1 names no position"),
+        (with(Edit { positions: Some(vec![3, 0, 3].into()), ..edit() }), "steering at layer 1 names position 3 twice"),
+        (
+            with(Edit { positions: Some(vec![512].into()), ..edit() }),
+            "steering at layer 1 names position 512, the model's context ends at 511",
+        ),
+        (with(Edit { positions: Some(vec![].into()), ..edit() }), "steering at layer 1 names no position"),
         (with(Edit { scale: f32::INFINITY, ..edit() }), "steering at layer 1 contains a non-finite value"),
         (with(Edit { vectors: nan, ..edit() }), "steering at layer 1 contains a non-finite value"),
         (

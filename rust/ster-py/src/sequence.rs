@@ -28,6 +28,7 @@ impl Edit {
         let (rows, cols) = (vectors.shape()[0], vectors.shape()[1]);
         // Copied on purpose: off the GIL, another thread may write to the caller's array.
         let data = vectors.as_array().iter().copied().collect();
+        let positions = positions.map(Into::into);
         let edit = ster_core::Edit { layer, vectors: Matrix { rows, cols, data }, scale, positions, norm_match };
         // Against itself: what does not depend on a model is refused here already.
         edit.check(layer.saturating_add(1), cols, usize::MAX).map_err(to_python)?;
@@ -46,7 +47,7 @@ impl Edit {
 
     #[getter]
     fn positions(&self) -> Option<Vec<usize>> {
-        self.0.positions.clone()
+        self.0.positions.as_ref().map(|positions| positions.given().to_vec())
     }
 
     #[getter]

@@ -119,12 +119,7 @@ impl<'a> Pass<'a> {
                 residual_shape: [s.capture.layers.len(), captured, model.config.hidden],
                 logits: Vec::new(),
                 logits_shape: [s.logits.count(count), model.config.vocab],
-                steered: s
-                    .steering
-                    .edits
-                    .iter()
-                    .map(|edit| (past..past + count).filter(|&position| edit.vector_at(position).is_some()).collect())
-                    .collect(),
+                steered: s.steering.edits.iter().map(|edit| edit.reached(past..past + count)).collect(),
             });
             runs.push(Run {
                 tokens: s.tokens,
