@@ -126,7 +126,9 @@ fn rows_by_columns<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
     wide: &mut Vec<f32>,
 ) {
     let mut ahead = Ahead::new(w, column + 2 * COLS, COLS, rows.len().div_ceil(ROWS));
-    if V::WIDEN_FIRST && S::BYTES < 4 && rows.len() > 2 * ROWS {
+    // While the widened rows stay in the first-level cache; AVX2 on Zen 4: 128 rows of 576 numbers 1.2 x, of 4,096 numbers 0.75 x.
+    let pays = rows.len() >= 32 && 4 * COLS * w.cols <= 20 * 1024;
+    if V::WIDEN_FIRST && S::BYTES < 4 && pays {
         wide.resize(COLS * w.cols, 0.0);
         for (n, wide) in wide.chunks_exact_mut(w.cols.max(1)).enumerate() {
             widen::<V, S>(w, column + n, wide);
