@@ -115,6 +115,7 @@ def main() -> None:
     arguments = parse()
     config = json.loads((arguments.model / "config.json").read_text())
     about = {**machine(), "model": str(arguments.model), "rounds": arguments.rounds, "threads": arguments.threads, "load_before": load()}
+    arguments.out.mkdir(parents=True, exist_ok=True)
     found = {name: Found() for name in VARIANTS}
     with serving(arguments.model, arguments.threads) as server:
         server.ask(random_ids(config["vocab_size"], PROMPT)[0], 2, False)  # cold pages
@@ -123,13 +124,12 @@ def main() -> None:
                 note(f"round {number + 1} of {arguments.rounds}, captures: {name}, load {load()}")
                 throughput(server, found[name], config["vocab_size"], arguments.new, capture)
                 first_tokens(server, found[name], config, arguments.new, capture)
-    about["load_after"] = load()
+                about["load_after"] = load()
+                document = {"about": about, "new": arguments.new, "captures": {name: vars(each) for name, each in found.items()}}
+                (arguments.out / "serving.json").write_text(json.dumps(document, indent=1) + "\n")  # a long run may be stopped
 
     print(report(found) + "\n\n" + report_first(found) + "\n")
     print("\n".join(f"{key}: {value}" for key, value in about.items()))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    document = {"about": about, "new": arguments.new, "captures": {name: vars(each) for name, each in found.items()}}
-    (arguments.out / "serving.json").write_text(json.dumps(document, indent=1) + "\n")
     print(f"\n{arguments.out / 'serving.json'}")
 
 

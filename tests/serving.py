@@ -146,3 +146,10 @@ def until(true: Callable[[], object], seconds: float = 10.0) -> None:
     while not true():
         assert time.monotonic() < end, "it did not come to be"
         time.sleep(0.005)
+
+
+def continued(model: ster.Model, generated: ster.Generation) -> str:
+    """The text as it goes on from its prompt: with the space its first word begins with, which a text alone may not have."""
+    first, prompt = generated.token_ids[:1], generated.prompt_token_ids
+    beside = model.decode([*prompt, *first]).removeprefix(model.decode(prompt))
+    return beside.removesuffix(model.decode(first)) + generated.text

@@ -7,7 +7,7 @@ import operator
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol, SupportsIndex, cast, overload
@@ -223,25 +223,38 @@ class Model:
         self._check_tokens(ids, name)
         return ids
 
-    def chat_tokens(self, messages: Sequence[Message], *, add_generation_prompt: bool | None = None) -> list[int]:
+    def chat_tokens(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool | None = None,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> list[int]:
         """The ids of a conversation, through the chat template.
 
         add_generation_prompt: end with the marker that opens the assistant's turn. None: yes, unless the last message is the
-        assistant's own.
+        assistant's own. encode: makes ids of what the template gives, without special tokens. None: the tokenizer.
 
         Raises:
             InputError: the model has no template, or `load` switched it off; or the template refused.
         """
-        ids = self._chat_tokens(messages, add_generation_prompt, None)
+        ids = self._chat_tokens(messages, add_generation_prompt, None, encode)
         self._warn_of_two_bos(["the prompt"] if self._has_two_bos(ids) else [])
         return ids
 
-    def _chat_tokens(self, messages: Sequence[Message], add_generation_prompt: bool | None, name: str | None) -> list[int]:
+    def _chat_tokens(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool | None,
+        name: str | None,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> list[int]:
         if self._template is None:
             why = "is switched off" if self.chat_template == "off" else "is not in this checkpoint"
             raise InputError(f"chat messages need a chat template, which {why}{at(name)}")
         opened = messages[-1].get("role") != "assistant" if add_generation_prompt is None and messages else bool(add_generation_prompt)
-        ids = self.tokenizer.encode(self._template.render(messages, add_generation_prompt=opened), special_tokens=False, name=name)
+        text = self._template.render(messages, add_generation_prompt=opened)
+        ids = self.tokenizer.encode(text, special_tokens=False, name=name) if encode is None else encode(text)
         self._check_tokens(ids, name)
         return ids
 

@@ -7,10 +7,11 @@ that the user did not type. Special tokens typed in a prompt (`<|eot_id|>`) are 
 from __future__ import annotations
 
 import contextlib
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ster._files import read_bytes, read_text
 from ster.checkpoint import TOKENIZER, Checkpoint
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     import tokenizers
 
 T = TypeVar("T")
+
+KEEPING = ("ByteLevel", "Digits", "Split")  # pre-tokenisers that cut text and drop none of it, unless they are told to
+NFC_SHRINKS = 3  # canonical decomposition makes UTF-8 at most three times as long: unicode.org/faq/normalization.html
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -50,19 +54,27 @@ class Tokenizer:
             raise CheckpointError(error.message, error.hint) from None
         return _guard(lambda: Tokenizer(tokenizers.Tokenizer.from_str(text)), refuse)
 
-    def encode(self, text: str, *, special_tokens: bool = True, name: str | None = None) -> list[int]:
+    def encode(self, text: str, *, special_tokens: bool = True, name: str | None = None, aside: bool = False) -> list[int]:
         """`text` -> ids, with the special tokens of the post-processor unless told otherwise.
 
         One text at a time: `encode_batch` starts threads that outlive it and make a later fork complain, to save milliseconds.
 
-        name: what refusals call the text.
+        name: what refusals call the text. aside: leave the GIL, which only `encode_batch` does; with `TOKENIZERS_PARALLELISM=false` in the
+        environment it starts no threads.
 
         Raises:
             InputError: the tokenizer failed.
         """
         refuse = lambda cause: InputError(f"tokenizer.json failed on {name or 'the prompt'}: {cause}")  # noqa: E731
-        ids: list[int] = _guard(lambda: self._tokenizer.encode(text, add_special_tokens=special_tokens).ids, refuse)
-        return ids
+
+        def work() -> list[int]:
+            if aside:
+                ids: list[int] = self._tokenizer.encode_batch([text], add_special_tokens=special_tokens)[0].ids
+            else:
+                ids = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
+            return ids
+
+        return _guard(work, refuse)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Ids -> text, special tokens left out unless told otherwise.
@@ -94,6 +106,34 @@ class Tokenizer:
             return tokens
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Bytes of text (in UTF-8, without `dropped_bytes`) that no token stands for more of: n tokens are at most n times as many bytes.
+        None where that cannot be told, because something may drop text or make it shorter on its way to the vocabulary."""
+        import tokenizers
+
+        tokenizer, added = self._tokenizer, self._tokenizer.get_added_tokens_decoder().values()
+        words = tokenizer.get_vocab(with_added_tokens=False)
+        normalizer, splits = _parts(tokenizer.normalizer), _parts(tokenizer.pre_tokenizer)
+        sound = (
+            isinstance(tokenizer.model, tokenizers.models.BPE)
+            and all(part.get("type") == "NFC" for part in normalizer)
+            and all(part.get("type") in KEEPING and part.get("behavior") != "Removed" for part in splits)
+            and any(part.get("type") == "ByteLevel" for part in splits)
+            and not (normalizer and self.dropped_bytes)
+            and not any(token.lstrip or token.rstrip for token in added)
+        )
+        if not sound:
+            return None
+        longest = max(*map(len, words), *(len(token.content.encode()) for token in added), 1)  # a letter of the alphabet is a byte
+        return longest * NFC_SHRINKS if normalizer else longest
+
+    @cached_property
+    def dropped_bytes(self) -> bytes:
+        """Of a byte-level vocabulary: bytes that it has no letter for, and leaves out. SmolLM2 has none for some control characters."""
+        words = self._tokenizer.get_vocab(with_added_tokens=False)
+        return bytes(byte for letter, byte in _letters().items() if letter not in words)
+
     @property
     def unknown_id(self) -> int | None:
         """The id that stands for what the vocabulary has no word for; byte-level tokenizers have none."""
@@ -103,6 +143,27 @@ class Tokenizer:
     @property
     def has_post_processor(self) -> bool:
         return self._tokenizer.post_processor is not None
+
+
+def _letters() -> dict[str, int]:
+    """What byte-level vocabularies call the bytes: those that print by themselves, the others from U+0100 on."""
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return {chr(byte): byte for byte in printing} | {
+        chr(0x100 + index): byte for index, byte in enumerate(byte for byte in range(0x100) if byte not in printing)
+    }
+
+
+def _parts(component: object) -> list[dict[str, object]]:
+    """A normaliser or pre-tokeniser as tokenizer.json has it; a sequence as its parts."""
+    if component is None:
+        return []
+    found = json.loads(component.__getstate__())  # type: ignore[attr-defined]
+    return _flat(found)
+
+
+def _flat(part: dict[str, Any]) -> list[dict[str, object]]:
+    inner = part.get("normalizers") or part.get("pretokenizers")
+    return [each for one in inner for each in _flat(one)] if inner else [part]
 
 
 def _guard(work: Callable[[], T], refuse: Callable[[str], SterError]) -> T:

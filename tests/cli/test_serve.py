@@ -17,7 +17,7 @@ import httpx
 from serving import spawned
 
 from ster.cli import main
-from ster.cli.serve import _name_and_folder
+from ster.cli.serve import _keys, _name_and_folder
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -90,6 +90,24 @@ def test_a_model_that_does_not_load_is_the_end(run: Run, toy_copy: Path) -> None
     failed = run("serve", "--model", toy_copy, "--port", 0)
     assert failed.returncode == 1 and "Traceback" not in failed.stderr
     assert failed.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_the_environment_has_one_key(capsys: pytest.CaptureFixture[str], toy_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STER_API_KEY", "two words")
+    assert refusal(capsys, "--model", toy_dir).startswith("Error: an API key must be printable ASCII without spaces")
+    assert _keys(["a", "b"]) == ("a", "b")
+    monkeypatch.setenv("STER_API_KEY", "one")
+    assert _keys(None) == ("one",) and _keys(["a"]) == ("a",)
+    monkeypatch.setenv("STER_API_KEY", "")
+    assert _keys(None) == ()
+
+
+@pytest.mark.parametrize("value", ["inf", "1e300"])
+@pytest.mark.parametrize("option", ["--kv-cache-gb", "--shutdown-seconds", "--request-seconds"])
+def test_no_number_is_endless(capsys: pytest.CaptureFixture[str], toy_dir: Path, option: str, value: str) -> None:
+    said = refusal(capsys, "--model", toy_dir, option, value)
+    assert said == f"Error: {option} must be at most 1,000,000, found {float(value):g}\n"
+    assert main(["serve", "--model", str(toy_dir), option, "nan"]) in (1, 2) and option in capsys.readouterr().err
 
 
 def test_without_the_extra_it_says_what_to_install(

@@ -21,7 +21,7 @@ from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessag
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate
 from numpy.typing import NDArray
-from serving import Client, running
+from serving import Client, continued, running
 
 import ster
 
@@ -82,7 +82,7 @@ def check_logprobs(model: ster.Model, found: Logprobs | None, expected: NDArray[
 
 def test_completions_keep_logprobs_and_activations_in_the_log(evaluate: Evaluate, toy_model: ster.Model) -> None:
     ids = [toy_model.encode(prompt) for prompt in PROMPTS]
-    texts = [toy_model.generate(each, max_new_tokens=3).text for each in ids]
+    texts = [continued(toy_model, toy_model.generate(each, max_new_tokens=3)) for each in ids]
     samples = [Sample(id=at, input=prompt, target=texts[at]) for at, prompt in enumerate(PROMPTS[:3])]
     given = ChatMessageUser(content="", metadata={"prompt_token_ids": ids[3]})
     samples.append(Sample(id=3, input=[given], target=texts[3]))
@@ -95,7 +95,7 @@ def test_completions_keep_logprobs_and_activations_in_the_log(evaluate: Evaluate
         asked, answer = call_of(sample)
         assert asked["prompt"] == (ids[at] if at == 3 else PROMPTS[at])
         assert answer["choices"][0]["prompt_token_ids"] == ids[at] and answer["choices"][0]["token_ids"] == expected.token_ids
-        assert sample.output.completion == expected.text
+        assert sample.output.completion == continued(toy_model, expected)
         assert sample.output.stop_reason == {"length": "max_tokens", "stop": "stop"}[expected.finish_reason]
         assert sample.scores is not None and sample.scores["includes"].value == "C"
         assert sample.output.usage is not None
@@ -129,7 +129,7 @@ def test_sampled_choices_of_completions(evaluate: Evaluate, toy_model: ster.Mode
         for at, choice in enumerate(sample.output.choices):
             sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 5 + at}
             expected = toy_model.generate(toy_model.encode(prompt), max_new_tokens=8, stop=["calm", "?"], **sampling)
-            assert choice.message.text == expected.text
+            assert choice.message.text == continued(toy_model, expected)
         assert len(sample.output.choices) == 3
 
 

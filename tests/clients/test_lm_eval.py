@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="run `make test-clients`")
 
-from serving import Client, running
+from serving import Client, continued, running
 
 import ster
 from ster.server.settings import Settings
@@ -140,7 +140,8 @@ class Engine:
         return total
 
     def generated(self, question: str, *, until: list[str], max_gen_toks: int, do_sample: bool, **sampling: float) -> str:
-        return self.model.generate(self.ids(question), max_new_tokens=max_gen_toks, stop=[*until, self.end], seed=SEED, **sampling).text
+        stop = [*until, self.end]
+        return continued(self.model, self.model.generate(self.ids(question), max_new_tokens=max_gen_toks, stop=stop, seed=SEED, **sampling))
 
 
 def check(samples: dict[str, list[Any]], model: ster.Model) -> None:

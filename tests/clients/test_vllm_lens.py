@@ -125,9 +125,11 @@ def check_stream(output: Any, wanted: NDArray[np.float32], dtype: str) -> None:
 
 
 def test_it_generates_and_finds_the_model_by_itself(client: Any, toy_model: ster.Model) -> None:
+    from serving import continued
+
     output = client.generate(PROMPT, max_tokens=4)
     assert client.model == "toy"
-    assert output.text == toy_model.generate(PROMPT, max_new_tokens=4).text and output.activations is None
+    assert output.text == continued(toy_model, toy_model.generate(PROMPT, max_new_tokens=4)) and output.activations is None
     scored = client.generate(PROMPT, max_tokens=1, logprobs=2, echo=True)
     assert scored.text.startswith(PROMPT) and len(scored.logprobs["token_logprobs"]) == 5
 

@@ -217,7 +217,7 @@ class Asking:
     def _wrong(self) -> list[Fields | bytes]:
         facts = self._facts
         row = [0.0] * facts.hidden
-        not_finite = encode(np.zeros((1, facts.hidden), np.float32), "float32") | {"data": NOT_FINITE(facts.hidden)}
+        not_finite = encode(np.array([[*row[1:], np.nan]], np.float32), "float32")
         head = json.dumps({"model": facts.name, "prompt": "the sea", "max_tokens": 1})[:-1]
         return [
             {"nonsense": 1},
@@ -241,14 +241,6 @@ class Asking:
         ]
 
 
-def NOT_FINITE(hidden: int) -> str:  # noqa: N802
-    """The `data` of an encoded vector with a NaN in it."""
-    row = np.zeros((1, hidden), np.float32)
-    row[0, hidden // 2] = np.nan
-    data: str = encode(row, "float32")["data"]
-    return data
-
-
 WEIGHTS = {
     "plain": 20, "scores": 12, "several": 8, "capture": 14, "steer": 20, "chat": 4,
     "largest": 2, "overflow": 4, "late": 4, "invalid": 6, "leave": 8, "huge": 0.2,
@@ -270,7 +262,6 @@ class Tally:
     """What the clients were told. seen: answers by kind and status, 0 where the client left. wrong: what should not have been."""
 
     seen: Counter[tuple[str, int]] = field(default_factory=Counter)
-    tokens: int = 0
     samples: list[Sample] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)

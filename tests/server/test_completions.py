@@ -142,6 +142,60 @@ def test_a_whole_vocabulary_has_a_cap(toy_model: ster.Model) -> None:
         )
 
 
+def test_every_choice_has_the_whole_vocabulary(toy_model: ster.Model) -> None:
+    """67 ids: 12 tokens of all of them are 804 entries."""
+    with running({"toy": lambda: toy_model}, Settings(max_score_numbers=804)) as client:
+        assert client.models[0].entry()["capabilities"]["full_vocab_max_prompt_tokens"] == 12
+        asked = {"max_tokens": 1, "prompt_logprobs": -1}
+        assert client.complete([3] * 12, **asked).status_code == client.complete([3] * 3, n=4, **asked).status_code == 200
+        for prompt, n in (([3] * 13, 1), ([3] * 4, 4), ([[3] * 2] * 2, 4)):
+            assert error_of(client.complete(prompt, n=n, **asked)) == (400, "full_vocab_prompt_too_long", "prompt_logprobs")
+        both = client.complete([3] * 12, logprobs=0, **asked)
+        assert error_of(both) == (400, "invalid_request", "prompt_logprobs")
+
+
+PROMPTS = [[3] * 5] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "entries", "param"),
+    [
+        ({"prompt_logprobs": 4}, 3 * 10 * 5, "prompt_logprobs"),
+        ({"logprobs": 4}, 3 * 2 * 2 * 5, "logprobs"),
+        ({"logprobs": 4, "echo": True}, 3 * 2 * 7 * 5, "logprobs"),
+        ({"logprobs": 0, "echo": True, "max_tokens": 0}, 3 * 10, "logprobs"),
+        ({"logprobs": 2, "echo": True, "prompt_logprobs": 4}, 3 * 10 * 5 + 3 * 2 * 7 * 3, "prompt_logprobs"),
+        ({"prompt_logprobs": 90}, 3 * 10 * 67, "prompt_logprobs"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_scores_have_a_cap(toy_model: ster.Model, fields: dict[str, Any], entries: int, param: str, stream: bool) -> None:
+    asked = {"max_tokens": 2, "n": 3, "stream": stream} | fields
+    for cap, status in ((entries, 200), (entries - 1, 400)):
+        with running({"toy": lambda: toy_model}, Settings(max_score_numbers=cap)) as client:
+            answer = client.complete(PROMPTS, **asked)
+            assert answer.status_code == status
+            assert client.models[0].loaded.scheduler.stats().decoded <= 12 * (status == 200)
+    assert error_of(answer) == (400, "invalid_request", param)
+    assert f"That makes {entries:,} entries, and an answer has at most {cap:,}: ask for fewer {param}" in answer.json()["error"]["message"]
+
+
+def test_scores_of_a_default_of_max_tokens_are_refused_with_advice(toy_model: ster.Model) -> None:
+    with running({"toy": lambda: toy_model}, Settings(max_score_numbers=506)) as client:
+        assert client.complete([3] * 3, logprobs=1).status_code == 200
+        answer = client.complete([3] * 3, logprobs=2)
+    assert error_of(answer) == (400, "invalid_request", "max_tokens")
+    assert answer.json()["error"]["message"] == (
+        "Set max_tokens, or ask for fewer logprobs: left out, max_tokens is 253 here."
+        " logprobs of new tokens: 253 tokens x 3. That makes 759 entries, and an answer has at most 506."
+    )
+
+
+def test_the_largest_answers_of_the_defaults_are_refused(toy: Client) -> None:
+    most = {"max_tokens": 0, "echo": True, "n": 16, "logprobs": 100, "prompt_logprobs": 100}
+    assert error_of(toy.complete([[3] * 250] * 32, **most)) == (400, "invalid_request", "prompt_logprobs")
+
+
 def test_choices_stand_by_prompt_then_by_draw(toy: Client) -> None:
     prompts = ["the sea is calm", "storm waves", [3, 4, 5, 6]]
     for given in (prompts[:2], [[3, 4, 5, 6], [7, 8]]):

@@ -396,7 +396,7 @@ def test_what_cannot_run_is_refused_before(toy_model: ster.Model, work: Work, er
 
 
 def test_beyond_the_queue_is_refused(toy_model: ster.Model) -> None:
-    with playing(toy_model, Settings(queue=2), start=False) as play:
+    with playing(toy_model, Settings(queue=1, max_running=1), start=False) as play:
         _, found = play.submit([ONE] * 5)
         found += play.submit([ONE])[1]
         with pytest.raises(QueueFull):
@@ -406,9 +406,69 @@ def test_beyond_the_queue_is_refused(toy_model: ster.Model) -> None:
         play.run([ONE])
 
 
-def test_without_a_queue_a_free_place_will_do(toy_model: ster.Model) -> None:
-    with playing(toy_model, Settings(queue=0)) as play:
+def test_without_a_queue_as_many_are_taken_as_there_are_places(toy_model: ster.Model) -> None:
+    with playing(toy_model, Settings(queue=0, max_running=8), start=False) as play:
+        found = [play.submit([ONE])[1][0] for _ in range(8)]
+        with pytest.raises(QueueFull):
+            play.submit([ONE])
+        play.scheduler.start()
+        play.wait(found)
         play.run([ONE])
+
+
+# Turns
+
+
+def test_a_short_request_is_not_behind_a_large_one(toy_model: ster.Model) -> None:
+    """A hundred works in four places would take 75 passes of three tokens each."""
+    short: list[Answer] = []
+    passes: list[int] = []
+    with playing(toy_model, Settings(max_running=4)) as play:
+
+        def hook(index: int, event: Event) -> None:
+            if not passes:
+                passes.append(play.scheduler.stats().passes)
+                note = lambda *_: passes.append(play.scheduler.stats().passes)  # noqa: E731
+                short.extend(play.submit([Work((5, 6), 1)], note)[1])
+
+        _, large = play.submit([Work((3, 4, index % 60 + 3), 3) for index in range(100)], hook)
+        play.wait(large)
+        play.wait(short)
+    # A place is free after two passes; the large one may have the turn before.
+    assert passes[1] - passes[0] <= 4
+
+
+def test_requests_take_turns(toy_model: ster.Model) -> None:
+    order: list[str] = []
+    with playing(toy_model, Settings(max_running=1), start=False) as play:
+        found = []
+        for name, count in (("a", 4), ("b", 1), ("c", 2)):
+            note = lambda _, event, name=name: order.append(name) if isinstance(event, Finished) else None  # noqa: E731
+            found += play.submit([Work((3, 4), 1)] * count, note)[1]
+        play.scheduler.start()
+        play.wait(found)
+    assert order == list("abcacaa")
+
+
+def test_small_works_do_not_starve_a_large_one(toy_model: ster.Model) -> None:
+    """The small ones come again as soon as they end, and never leave room enough by themselves."""
+    order: list[str] = []
+    small: list[Answer] = []
+    with playing(toy_model, Settings(kv_cache_bytes=blocks(toy_model, 4), max_running=8), start=False) as play:
+
+        def again(_: int, event: Event) -> None:
+            if isinstance(event, Finished):
+                order.append("small")
+                if len(order) < 60:
+                    small.extend(play.submit([Work((5, 6), 2 + len(order) % 3)], again)[1])
+
+        for length in (1, 2, 3, 4):
+            small += play.submit([Work((5, 6), length)], again)[1]
+        _, large = play.submit([Work(TEXTS[0][:200], 2)], lambda *_: order.append("large"))
+        play.scheduler.start()
+        play.wait(large)
+        play.wait_until(lambda: order.count("small") >= 57)
+    assert order.index("large") <= 4
 
 
 def test_no_works_say_nothing(toy_model: ster.Model) -> None:

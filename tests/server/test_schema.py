@@ -215,6 +215,12 @@ def test_caps_are_settings() -> None:
     )
 
 
+def test_choices_have_a_cap() -> None:
+    assert completion(prompt=[[3]] * 64, n=16, max_tokens=1).n == 16
+    assert refused(prompt=[[3]] * 65, n=16, max_tokens=1) == ("n", "prompts x n is 1,040: at most 1,024 choices are allowed.")
+    assert refused(caps=Settings(max_choices=2), prompt=["a"] * 3, max_tokens=1)[0] == "prompt"
+
+
 # What fields mean for one another
 
 

@@ -385,3 +385,9 @@ def test_any_json_is_edits_or_a_refusal(sent: Any, prompt_tokens: int, max_token
         assert edit.layer < FACTS.layers
         assert edit.vectors.shape[1] == HIDDEN
         assert np.isfinite(edit.vectors).all()
+
+
+def test_depth_is_named() -> None:
+    shape = "activations must be numbers, [layers][hidden] or [layers][positions][hidden]: "
+    assert refusal(vector([[[V]]])) == shape + "found lists nested 4 deep."
+    assert refusal(vector([V, [V]], [0, 1])) == shape + "row 0 has lists nested 1 deep, and row 1 2."

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ster.cli import console
-from ster.cli.options import ChatChoice, ChatOption, PrecisionChoice, PrecisionOption, ThreadsOption, open_model
+from ster.cli.options import ChatChoice, PrecisionChoice, PrecisionOption, ThreadsOption, open_model
 
 if TYPE_CHECKING:
     from ster.server.served import ServedSpec
+
+
+MOST_GB = 1_000_000
+MOST_SECONDS = 1_000_000
 
 
 class DtypeChoice(str, Enum):
@@ -38,9 +42,7 @@ def serve(
     port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any that is free.")] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(
-            "--api-key", metavar="KEY", envvar="STER_API_KEY", show_envvar=True, help="Key that clients must send; repeat for more."
-        ),
+        typer.Option("--api-key", metavar="KEY", help="Key that clients must send; repeat for more.  [env var: STER_API_KEY, one key]"),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Let other machines in without a key.")] = False,
     allowed_origin: Annotated[
@@ -63,7 +65,13 @@ def serve(
     ] = 2**25,
     max_body_mb: Annotated[int, typer.Option("--max-body-mb", metavar="MB", min=1, help="Cap of a request's body.")] = 64,
     precision: PrecisionOption = PrecisionChoice.auto,
-    chat_template: ChatOption = ChatChoice.auto,
+    chat_template: Annotated[
+        ChatChoice,
+        typer.Option(
+            "--chat-template",
+            help="auto: /v1/chat/completions where the model has a template; /v1/completions is raw text anyway. off: no chat.",
+        ),
+    ] = ChatChoice.auto,
     threads: ThreadsOption = None,
 ) -> None:
     """Serve models over HTTP, for any OpenAI client: /v1/completions with output_residual_stream and apply_steering_vectors.
@@ -72,6 +80,9 @@ def serve(
     /openapi.json describes the API, /metrics counts. One line of JSON for each request goes to stderr; prompts are never in it.
     """
     _check_extra()
+    _check_most("--kv-cache-gb", kv_cache_gb, MOST_GB)
+    _check_most("--request-seconds", request_seconds, MOST_SECONDS)
+    _check_most("--shutdown-seconds", shutdown_seconds, MOST_SECONDS)
     from ster.errors import SterWarning
     from ster.server.run import Address, serve
     from ster.server.settings import Settings
@@ -84,7 +95,7 @@ def serve(
         activation_dtype=activation_dtype.value,
         max_capture_numbers=max_capture_numbers,
         max_body_bytes=max_body_mb << 20,
-        api_keys=_keys(api_key or []),
+        api_keys=_keys(api_key),
         allowed_origins=tuple(allowed_origin or ()),
     )
     warnings.simplefilter("once", SterWarning)  # a template that prints the date would warn with every request
@@ -107,6 +118,17 @@ def _check_extra() -> None:
         raise InputError(f"`ster serve` needs the extra `serve`, of which {', '.join(missing)} cannot be imported", hint)
 
 
+def _check_most(option: str, value: float, most: int) -> None:
+    """
+    Raises:
+        InputError: more than `most`, or no number.
+    """
+    from ster.errors import InputError
+
+    if not value <= most:  # NaN is refused too
+        raise InputError(f"{option} must be at most {most:,}, found {value:g}")
+
+
 def _models(given: list[str] | None) -> list[str]:
     """
     Raises:
@@ -118,17 +140,19 @@ def _models(given: list[str] | None) -> list[str]:
     return found
 
 
-def _keys(given: list[str]) -> tuple[str, ...]:
-    """
+def _keys(given: list[str] | None) -> tuple[str, ...]:
+    """Those of the command line, or the one of the environment, which Typer would split at spaces.
+
     Raises:
         InputError: a key that no client could send, or that everybody guesses.
     """
     from ster.errors import InputError
 
-    for key in given:
+    found = given or [key for key in [os.environ.get("STER_API_KEY", "")] if key]
+    for key in found:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
             raise InputError("an API key must be printable ASCII without spaces, and not empty")
-    return tuple(given)
+    return tuple(found)
 
 
 def _specs(

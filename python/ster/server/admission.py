@@ -36,7 +36,8 @@ def check_work(work: Work, model: Model, ledger: Ledger) -> None:
     size = blocks_of(rows) * ledger.block + len(work.layers) * rows * model.hidden_size * 4
     if size > ledger.budget:
         raise TooLargeError(
-            f"{rows} rows need {size / 2**20:.1f} MiB of cache and captured values, and there are {ledger.budget / 2**20:.1f} MiB in all",
+            f"{rows} {'row needs' if rows == 1 else 'rows need'} {size / 2**20:.1f} MiB of cache and captured values, and there are"
+            f" {ledger.budget / 2**20:.1f} MiB in all",
             "shorten the prompt, generate fewer tokens or capture fewer layers",
         )
 

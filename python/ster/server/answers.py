@@ -152,10 +152,13 @@ class Capabilities(Answer):
     max_steering_vectors: int
     max_span_positions: int
     max_body_bytes: int
+    max_body_members: int = Field(description="Lists, objects and members of objects in a body.")
+    max_text_bytes: int = Field(description="Of a prompt that is a text, in UTF-8.")
     max_logprobs: int
-    full_vocab_max_prompt_tokens: int
-    max_full_vocab_numbers: int
+    max_score_numbers: int = Field(description="Entries of logprobs and prompt_logprobs in an answer, those of all choices.")
+    full_vocab_max_prompt_tokens: int = Field(description="With prompt_logprobs -1 and n 1; n divides it.")
     max_output_work_tokens: int
+    max_choices: int = Field(description="Prompts x n.")
     max_stops: int
     max_prompts: int
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ster.server.body import Bodies
 from ster.server.chat import chat_completions
 from ster.server.completions import completions
 from ster.server.errors import ApiError, method_not_allowed, not_found, shutting_down
@@ -113,6 +114,7 @@ def create_app(models: Sequence[ServedSpec], settings: Settings, *, hosts: Colle
     app = Starlette(routes=ROUTES, middleware=layers, exception_handlers={HTTPException: _refuse}, lifespan=_lifespan)
     app.router.redirect_slashes = False
     app.state.settings = settings
+    app.state.bodies = Bodies(settings)
     app.state.metrics = metrics
     app.state.models = Models(models, settings)
     app.state.draining = False

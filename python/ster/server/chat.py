@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from starlette.concurrency import run_in_threadpool
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ster.errors import SterError
-from ster.server.body import read_body
+from ster.server.body import with_body
 from ster.server.choices import Choice, Choices
 from ster.server.errors import chat_completions_unsupported, invalid
 from ster.server.form import Json
@@ -18,11 +19,12 @@ from ster.server.schema import ChatRequest, parse_body
 from ster.server.scores import chat_logprobs, prompt_logprobs
 from ster.server.served import Loaded, Models
 from ster.server.settings import Settings
+from ster.server.texts import prompt_ids
 from ster.server.work import Token
 
 
 async def chat_completions(request: Request) -> Response:
-    plan = await run_in_threadpool(_plan, request, await read_body(request, request.app.state.settings))
+    plan = await with_body(request, partial(_plan, request))
     return await respond(request, plan, ChatForm(plan))
 
 
@@ -38,18 +40,20 @@ def _plan(request: Request, raw: bytes) -> Plan:
     record_of(request).model = served.name
     loaded = served.ready()
     count = (asked.top_logprobs or 0) if asked.logprobs else None
-    return make_plan(loaded, settings, asked, [_prompt(loaded, asked)], logprobs=count)
+    return make_plan(loaded, settings, asked, [_prompt(loaded, settings, asked)], logprobs=count)
 
 
-def _prompt(loaded: Loaded, asked: ChatRequest) -> Prompt:
+def _prompt(loaded: Loaded, settings: Settings, asked: ChatRequest) -> Prompt:
     """
     Raises:
-        ApiError: the model has no template, or it refused.
+        ApiError: the model has no template, or it refused; or what it made is too long.
     """
     if not loaded.chats:
         raise chat_completions_unsupported()
+    encode = lambda text: prompt_ids(loaded, settings, text, special_tokens=False, param="messages")  # noqa: E731
     try:
-        return Prompt(tuple(loaded.model.chat_tokens(_conversation(asked), add_generation_prompt=asked.add_generation_prompt)))
+        ids = loaded.model.chat_tokens(_conversation(asked), add_generation_prompt=asked.add_generation_prompt, encode=encode)
+        return Prompt(tuple(ids))
     except SterError as error:
         raise invalid(sentence(error), "messages") from None
 

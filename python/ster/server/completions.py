@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ster.errors import SterError
-from ster.prompts import check_text
-from ster.server.body import read_body
+from ster.server.body import with_body
 from ster.server.choices import Choice, Choices
-from ster.server.errors import invalid
+from ster.server.errors import context_length_exceeded, invalid
 from ster.server.form import Json
 from ster.server.plan import Plan, Prompt, make_plan, sentence
 from ster.server.requests import record_of
@@ -22,12 +21,12 @@ from ster.server.schema import CompletionRequest, parse_body
 from ster.server.scores import TextLogprobs, prompt_logprobs
 from ster.server.served import Loaded, Models
 from ster.server.settings import Settings
+from ster.server.texts import prompt_ids
 from ster.server.work import Token
 
 
 async def completions(request: Request) -> Response:
-    # Off the event loop: a body can hold two million numbers.
-    plan = await run_in_threadpool(_plan, request, await read_body(request, request.app.state.settings))
+    plan = await with_body(request, partial(_plan, request))
     return await respond(request, plan, CompletionForm(plan))
 
 
@@ -42,17 +41,18 @@ def _plan(request: Request, raw: bytes) -> Plan:
     served = models.named(asked.model)
     record_of(request).model = served.name
     loaded = served.ready()
-    prompts = [_prompt(loaded, each, asked) for each in asked.prompts]
+    prompts = [_prompt(loaded, settings, each, asked) for each in asked.prompts]
     return make_plan(loaded, settings, asked, prompts, logprobs=asked.logprobs, echo=asked.echo)
 
 
-def _prompt(loaded: Loaded, given: str | Sequence[int], asked: CompletionRequest) -> Prompt:
+def _prompt(loaded: Loaded, settings: Settings, given: str | Sequence[int], asked: CompletionRequest) -> Prompt:
     """A text gets the tokenizer's special tokens, unless told otherwise; ids are taken as they are."""
-    tokenizer = loaded.model.tokenizer
+    if isinstance(given, str):
+        return Prompt(tuple(prompt_ids(loaded, settings, given, special_tokens=asked.add_special_tokens)), given)
+    if len(given) > loaded.facts.context:  # before it is decoded
+        raise context_length_exceeded(len(given), asked.max_tokens or 0, loaded.facts.context)
     try:
-        if not isinstance(given, str):
-            return Prompt(tuple(given), tokenizer.decode(given) if asked.echo else "")
-        return Prompt(tuple(tokenizer.encode(check_text(given, "prompt"), special_tokens=asked.add_special_tokens)), given)
+        return Prompt(tuple(given), loaded.model.tokenizer.decode(given) if asked.echo else "")
     except SterError as error:
         raise invalid(sentence(error), "prompt") from None
 

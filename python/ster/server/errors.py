@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 NONE: Mapping[str, str] = MappingProxyType({})
+SHOWN_NAME = 200  # characters of a name that there is not
 QUEUE_SECONDS = 5  # after which a refused client may knock again
 
 
@@ -36,8 +37,14 @@ class ApiError(Exception):
 
     def body(self, request_id: str) -> dict[str, Any]:
         """The JSON of the answer, which is also what the last event of a broken stream holds."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        param = None if self.param is None else encodable(self.param)
+        error = {"message": encodable(self.message), "type": self.type, "param": param, "code": self.code}
         return {"error": error, "request_id": request_id}
+
+
+def encodable(text: str) -> str:
+    """`text` for JSON and the log: half a surrogate pair, which UTF-8 cannot hold, is escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _type_of(status: int) -> str:
@@ -58,7 +65,8 @@ def bad_json(message: str) -> ApiError:
 
 
 def model_not_found(name: str) -> ApiError:
-    return ApiError(400, f"There is no model `{name}`: GET /v1/models lists the models.", code="model_not_found", param="model")
+    shown = name if len(name) <= SHOWN_NAME else name[:SHOWN_NAME] + "..."
+    return ApiError(400, f"There is no model `{shown}`: GET /v1/models lists the models.", code="model_not_found", param="model")
 
 
 def context_length_exceeded(prompt_tokens: int, max_tokens: int, context: int) -> ApiError:
@@ -71,6 +79,18 @@ def context_length_exceeded(prompt_tokens: int, max_tokens: int, context: int) -
         f" {context} tokens. Shorten the prompt, or set max_tokens to {context - prompt_tokens} or less."
     )
     return ApiError(400, message, code="context_length_exceeded", param="max_tokens")
+
+
+def text_beyond_context(size: int, longest: int, context: int, param: str) -> ApiError:
+    """Known before it is tokenised: more bytes than the context's tokens could have."""
+    message = (
+        f"The prompt has {size:,} bytes, and the model's context has {context} tokens of at most {longest} bytes each: shorten the prompt."
+    )
+    return ApiError(400, message, code="context_length_exceeded", param=param)
+
+
+def text_too_long(size: int, limit: int, param: str) -> ApiError:
+    return invalid(f"The text has {size:,} bytes: at most {limit:,} are allowed.", param)
 
 
 def full_vocab_prompt_too_long(prompt_tokens: int, limit: int) -> ApiError:
@@ -104,6 +124,17 @@ def request_too_large(limit: int) -> ApiError:
     """The body is longer than `limit` bytes. The rest of it was not read, so the connection ends."""
     message = f"The body is larger than {limit} bytes."
     return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+
+
+def too_many_members(limit: int) -> ApiError:
+    message = f"The body has more than {limit:,} lists, objects and members of objects."
+    return ApiError(413, message, code="request_too_large")
+
+
+def busy_reading() -> ApiError:
+    """The bodies of other requests have all the memory that bodies may have."""
+    message = f"Too many large requests are being read: try again in {QUEUE_SECONDS} seconds."
+    return ApiError(503, message, code="too_many_bodies", headers={"Retry-After": str(QUEUE_SECONDS), "Connection": "close"})
 
 
 def queue_full() -> ApiError:

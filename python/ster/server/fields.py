@@ -127,6 +127,6 @@ def _prompt_kind(value: Any) -> str | None:
 
 
 TokenId = Annotated[int, Field(ge=0, le=TOKEN_ID_LIMIT)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1), Limit("maxItems", "max_prompt_ids")]
 Layer = Annotated[int, Field(ge=0, le=TOKEN_ID_LIMIT)]
 Position = Annotated[int, Field(ge=0, le=TOKEN_ID_LIMIT)]

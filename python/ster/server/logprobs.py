@@ -20,7 +20,7 @@ Entry = tuple[int, float, int]
 """Token id, log-probability, rank: 1 is the likeliest; among equals the lower id comes first, as when sampling."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenScore:
     """top: the token itself, then those of the k likeliest that it is not, by rank. Its logprob is the very float of `top[0]`."""
 

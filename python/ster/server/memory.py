@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ster.checkpoint import CONFIG, Checkpoint
+from ster.errors import InputError
 from ster.model import Model
 
 BLOCK = 64  # positions, `kernels::attention::BLOCK`
@@ -23,6 +24,18 @@ def block_bytes(model: Model) -> int:
     kv_heads = _size(config, "num_key_value_heads", heads)
     width = _size(config, "head_dim", model.hidden_size // heads)
     return model.layer_count * kv_heads * 2 * BLOCK * -(-width // LANES) * LANES * 4
+
+
+def check_budget(model: Model, budget: int) -> None:
+    """
+    Raises:
+        InputError: nothing could ever run.
+    """
+    if budget < (block := block_bytes(model)):
+        raise InputError(
+            f"{BLOCK} positions of {model.name} need {block / 2**20:.1f} MiB of cache, and there are {budget / 2**20:.1f} MiB",
+            "raise --kv-cache-gb, which is shared out among the models",
+        )
 
 
 def _size(config: Mapping[str, object], name: str, default: int) -> int:

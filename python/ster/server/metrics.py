@@ -28,9 +28,10 @@ class Metrics:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
 
-    def ended(self, path: str, record: Record) -> None:
-        if path not in self._paths:
-            path = "/v1/models/{id}" if path.startswith("/v1/models/") else "other"
+    def ended(self, path: str | None, record: Record) -> None:
+        """path: None where the request was not HTTP."""
+        if path is None or path not in self._paths:
+            path = "/v1/models/{id}" if path is not None and path.startswith("/v1/models/") else "other"
         self._requests[path, record.status] += 1
         if record.model is not None:
             self._tokens[record.model, "prompt"] += record.prompt_tokens

@@ -43,8 +43,12 @@ EVERYWHERE = {
     405: "The path takes other methods, see the header Allow.",
     500: "The server failed; its log has the cause under the request_id.",
 }
-WITH_BODY = {408: "The body took too long to arrive.", 413: "The body is over the cap.", 415: "The body is not application/json."}
-LOADING = {503: "The model is loading, or failed to; or the server is shutting down."}
+WITH_BODY = {
+    408: "The body took too long to arrive.",
+    413: "The body is over a cap: its bytes, or its lists and objects.",
+    415: "The body is not application/json.",
+}
+LOADING = {503: "The model is loading, or failed to; or the server is shutting down, or full of large bodies."}
 GENERATING = {
     429: "Too many requests are waiting; try again after Retry-After seconds.",
     502: "The activations do not fit the request.",

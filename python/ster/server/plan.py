@@ -12,6 +12,7 @@ from ster.server.capture import capture_layers, check_capture_cap
 from ster.server.errors import context_length_exceeded, full_vocab_prompt_too_long, invalid
 from ster.server.logprobs import WHOLE_VOCABULARY
 from ster.server.schema import ChatRequest, CompletionRequest
+from ster.server.scores import Scored, check_score_cap
 from ster.server.served import Loaded
 from ster.server.settings import Facts, Settings, WireDtype
 from ster.server.vectors import check_positions, steering_edits
@@ -77,6 +78,7 @@ def make_plan(
     if edits:
         check_positions(edits, len(prompts[0].tokens), limit)
     _check_full_vocabulary(request, prompts, facts, settings)
+    _check_scores(request, prompts, limit, logprobs, facts, settings, echo=echo)
     asked = request.activation_dtype or settings.activation_dtype
     return Plan(
         loaded=loaded,
@@ -125,13 +127,30 @@ def _max_tokens(request: AnyRequest, prompts: list[Prompt], facts: Facts, settin
 def _check_full_vocabulary(request: AnyRequest, prompts: list[Prompt], facts: Facts, settings: Settings) -> None:
     if request.prompt_logprobs != WHOLE_VOCABULARY:
         return
-    limit = settings.full_vocab_max_prompt_tokens
+    limit = settings.full_vocab_prompt_tokens(facts.vocab, request.n)
     if request.captures or request.apply_steering_vectors is not None:
         limit = min(limit, settings.full_vocab_max_activation_prompt_tokens)
-    limit = min(limit, settings.max_full_vocab_numbers // facts.vocab)
     tokens = sum(len(prompt.tokens) for prompt in prompts)
     if tokens > limit:
         raise full_vocab_prompt_too_long(tokens, limit)
+
+
+def _check_scores(
+    request: AnyRequest, prompts: list[Prompt], limit: int, logprobs: int | None, facts: Facts, settings: Settings, *, echo: bool
+) -> None:
+    """Every choice has the scores of its prompt; those of a chat stand once, beside the choices, and count all the same."""
+    chat = isinstance(request, ChatRequest)
+    prompt_tokens = request.n * sum(len(prompt.tokens) for prompt in prompts)
+    asked: list[Scored] = []
+    if request.prompt_logprobs is not None:
+        asked.append(Scored("prompt_logprobs", "prompt_logprobs", prompt_tokens, request.prompt_logprobs))
+    if logprobs is not None:
+        field = "top_logprobs" if chat else "logprobs"
+        if echo:
+            asked.append(Scored(field, f"{field} of the echoed prompt", prompt_tokens, logprobs))
+        asked.append(Scored(field, f"{field} of new tokens", request.n * len(prompts) * limit, logprobs))
+    left_out = f"left out, max_tokens is {limit:,} here" if request.max_tokens is None and logprobs is not None else None
+    check_score_cap(asked, facts.vocab, settings.max_score_numbers, left_out=left_out)
 
 
 def _works(

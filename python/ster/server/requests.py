@@ -12,7 +12,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ster.server.errors import ApiError, internal_error
+from ster.server.errors import ApiError, encodable, internal_error
 from ster.server.linger import linger
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def json_response(document: object, status: int = 200, headers: dict[str, str] |
 
 
 def error_response(error: ApiError, request_id: str) -> Response:
-    return json_response(error.body(request_id), error.status, error.headers)
+    headers = {name: value.encode("latin-1", "backslashreplace").decode("latin-1") for name, value in error.headers.items()}
+    return json_response(error.body(request_id), error.status, headers)
 
 
 class Requests:
@@ -75,15 +76,17 @@ class Requests:
         try:
             await self.app(scope, *linger(scope, receive, answer))
         finally:
-            self._ended(scope, record)
+            ended(self.metrics, record, scope["method"], scope["path"])
 
-    def _ended(self, scope: Scope, record: Record) -> None:
-        seconds = time.perf_counter() - record.began
-        self.metrics.ended(scope["path"], record)
-        line: dict[str, object] = {"id": record.id, "method": scope["method"], "path": scope["path"], "status": record.status}
-        if record.model is not None:
-            line |= {"model": record.model, "prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens}
-        log.info(orjson.dumps({"time": _now(), **line, "seconds": round(seconds, 4)}).decode())
+
+def ended(metrics: Metrics, record: Record, method: str | None, path: str | None) -> None:
+    """Count a request, and write its line. method, path: None where it was not HTTP."""
+    seconds = time.perf_counter() - record.began
+    metrics.ended(path, record)
+    line: dict[str, object] = {"id": record.id, "method": method, "path": path and encodable(path), "status": record.status}
+    if record.model is not None:
+        line |= {"model": record.model, "prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens}
+    log.info(orjson.dumps({"time": _now(), **line, "seconds": round(seconds, 4)}).decode())
 
 
 class Errors:

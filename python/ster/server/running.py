@@ -22,10 +22,9 @@ SEAM = 8  # tokens of the prompt that may matter to the text of the next one: a 
 
 
 class Ticket:
-    """The works of one submission. jobs: those that wait for a place. number: how many submissions came before."""
+    """The works of one submission. jobs: those that wait for a place."""
 
-    def __init__(self, number: int, listener: Listener) -> None:
-        self.number = number
+    def __init__(self, listener: Listener) -> None:
         self.listener = listener
         self.jobs: deque[Job] = deque()
         self.cancelled = False

@@ -2,6 +2,10 @@
 
 Each turn: drop what was cancelled, admit what waits and fits, run one pass over every sequence that decodes and a share of the prompts
 that do not yet, hand out what came of it. Every row's bits are the same whatever runs beside it, so nothing here shows in an answer.
+
+Requests take turns: one that had a sequence admitted goes behind all others that wait, so that a request of a thousand keeps none of a
+few waiting. When the sequence whose turn it is does not fit into memory yet, nobody overtakes it: places and memory come free until it
+does, however many small ones arrive.
 """
 
 from __future__ import annotations
@@ -39,8 +43,7 @@ class Scheduler:
         self._batch = self._new_batch()  # the thread's own
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()  # guards the rest
-        self._waiting: deque[Ticket] = deque()
-        self._tickets = 0
+        self._waiting: deque[Ticket] = deque()  # the first has its turn
         self._closed = False
         self._stopping = False
 
@@ -61,7 +64,7 @@ class Scheduler:
         """Queue `works`; `listener` is called with the index of a work and what happened to it. It must not block.
 
         Raises:
-            QueueFull: as many submissions wait as may.
+            QueueFull: as many submissions wait as may, beyond those that a free place waits for.
             ShuttingDown: after `drain`.
             SterError: see `check`.
         """
@@ -71,10 +74,9 @@ class Scheduler:
         with self._wake:
             if self._closed:
                 raise ShuttingDown("the scheduler takes no more work")
-            if len(self._waiting) >= self._settings.queue and (self._waiting or self._full):
+            if len(self._waiting) >= self._settings.queue + self._free:
                 raise QueueFull(f"{len(self._waiting)} requests are waiting")
-            ticket = Ticket(self._tickets, listener)
-            self._tickets += 1
+            ticket = Ticket(listener)
             context = self._model.context_length
             ticket.jobs.extend(Job(ticket, index, work, plans[work.edits], context) for index, work in enumerate(works))
             if ticket.jobs:
@@ -118,8 +120,9 @@ class Scheduler:
         )
 
     @property
-    def _full(self) -> bool:
-        return len(self._batch.running) >= self._settings.max_running
+    def _free(self) -> int:
+        """Places for sequences."""
+        return self._settings.max_running - len(self._batch.running)
 
     def _new_batch(self) -> Batch:
         return Batch(self._model, self._settings, self._stats, self._pass_lock)
@@ -155,31 +158,28 @@ class Scheduler:
         return True
 
     def _admit(self) -> None:
-        """In the order of the queue: one that does not fit yet keeps its turn."""
-        while not self._full:
+        """In turns, see above. With the lock for each: no job is to be counted as waiting and as running, or as neither."""
+        going = True
+        while going:
             with self._wake:
-                job = self._waiting[0].jobs[0] if self._waiting else None
-            if job is None or not self._batch.admit(job):
-                return
-            with self._wake:
-                if job.ticket.cancelled:  # meanwhile, and so out of the queue already
-                    self._batch.drop_cancelled()
-                    continue
-                job.ticket.jobs.popleft()
-                if not job.ticket.jobs:
-                    self._waiting.popleft()
+                going = bool(self._waiting) and self._free > 0 and self._batch.admit(self._waiting[0].jobs[0])
+                if going:
+                    ticket = self._waiting.popleft()
+                    ticket.jobs.popleft()
+                    if ticket.jobs:
+                        self._waiting.append(ticket)
 
     def _requeue(self, jobs: Sequence[Job]) -> None:
-        """Back to where they stood in the queue."""
-        if not jobs:
-            return
+        """To the front: they had their turn."""
         with self._wake:
             for job in reversed(jobs):
-                if not job.ticket.cancelled:
-                    job.ticket.jobs.appendleft(job)
-                    if job.ticket not in self._waiting:
-                        self._waiting.append(job.ticket)
-            self._waiting = deque(sorted(self._waiting, key=lambda ticket: ticket.number))
+                ticket = job.ticket
+                if ticket.cancelled:
+                    continue
+                if ticket.jobs:
+                    self._waiting.remove(ticket)
+                ticket.jobs.appendleft(job)
+                self._waiting.appendleft(ticket)
 
     def _emit(self, job: Job, event: Event) -> None:
         if job.ticket.cancelled:

@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from ster.server.errors import bad_json, invalid
 from ster.server.fields import (
+    DEFAULTS,
     FLAG,
     FLOAT32_LIMIT,
     ID_LISTS,
@@ -40,10 +41,13 @@ from ster.server.fields import (
     settings_of,
     shown,
 )
+from ster.server.members import check_members
 from ster.server.settings import Settings
 
 CAPTURE = "output_residual_stream"
 STEERING = "apply_steering_vectors"
+
+SLOW_BYTES = 1 << 20  # what may be read again by the slow parser
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -166,7 +170,9 @@ class Generate(Strict):
     seed: int | None = Field(None, ge=0, le=INTEGER_LIMIT, description="The same seed gives the same text. Left out: a random one.")
     stop: Stop | None = Field(None, description="Texts that end a choice; they are cut off.")
     prompt_logprobs: Annotated[int, Field(ge=-1), Limit("maximum", "max_logprobs")] | None = Field(
-        None, description="This many likeliest tokens at each prompt token, beside its own; -1: the whole vocabulary."
+        None,
+        description="This many likeliest tokens at each prompt token, beside its own; -1: the whole vocabulary. An answer has at"
+        " most `max_score_numbers` entries in all, see GET /v1/models.",
     )
     stream: bool = False
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
@@ -210,6 +216,9 @@ class Generate(Strict):
             raise invalid("Send one prompt: activations and steering vectors are for one choice only.", active[0])
         if max_tokens is None and (prompts > 1 or self.n > 1):
             raise invalid("Set max_tokens: with several prompts, or n over 1, it has no default.", "max_tokens")
+        if prompts * self.n > settings.max_choices:
+            choices = f"prompts x n is {prompts * self.n:,}: at most {settings.max_choices:,} choices are allowed."
+            raise invalid(choices, "n" if self.n > 1 else "prompt")
         work = prompts * self.n * (max_tokens or 0)
         if work > settings.max_output_work_tokens:
             limit = f"prompts x n x max_tokens is {work:,}: at most {settings.max_output_work_tokens:,} are allowed."
@@ -231,7 +240,7 @@ class CompletionRequest(Generate):
         None, ge=0, le=1_000_000, description="0 only with echo. Left out: what the context has left, with one prompt and n 1."
     )
     logprobs: Annotated[int, Field(ge=0), Limit("maximum", "max_logprobs")] | None = Field(
-        None, description="This many likeliest tokens at each token, beside its own."
+        None, description="This many likeliest tokens at each token, beside its own; see prompt_logprobs for how many in all."
     )
     echo: bool = Field(False, description="Begin the text with the prompt.")
     add_special_tokens: bool = Field(True, description="false: no BOS before a text, which then has its own.")
@@ -347,11 +356,13 @@ def parse_body(model: type[T], raw: bytes, settings: Settings | None = None) -> 
     Raises:
         ApiError: 400 `bad_json`; 400 `invalid_request`, whose `param` is the first field that is wrong.
     """
+    settings = settings or Settings()
+    check_members(raw, settings.max_body_members)
     body = _load(raw)
     if not isinstance(body, dict):
         raise invalid("The body must be a JSON object.", None)
     try:
-        return model.model_validate(body, context=settings or Settings())
+        return model.model_validate(body, context=settings)
     except ValidationError as error:
         _refuse(model, error.errors(include_url=False, include_input=False))
 
@@ -367,9 +378,15 @@ def _load(raw: bytes | str) -> Any:
     except orjson.JSONDecodeError as error:
         if "infinity" not in str(error):
             raise bad_json(f"The body is not JSON: {error}.") from None
-    # A number beyond float64 is JSON that orjson cannot hold. It becomes infinite, for its field to refuse.
+    # A number beyond float64 is JSON that orjson cannot hold. It becomes infinite, for its field to refuse; in a large body, which would
+    # take seconds, it is refused without a name.
+    if len(raw) > SLOW_BYTES:
+        raise bad_json("The body has a number outside float64's range.")
     try:
-        return json.loads(raw, parse_constant=_no_constant, parse_int=_integer)
+        text = raw if isinstance(raw, str) else raw.decode()
+        found = json.loads(text, parse_constant=_no_constant, parse_int=_integer)
+        json.dumps(found, ensure_ascii=False).encode()  # fails at half a surrogate pair
+        return found
     except (ValueError, RecursionError) as error:
         raise bad_json(f"The body is not JSON: {str(error) or 'nested too deeply'}.") from None
 
@@ -406,6 +423,7 @@ def _unfold(sent: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inner_json(name: str, text: str) -> Any:
+    check_members(text.encode(), DEFAULTS.max_body_members)
     try:
         return _load(text)
     except Exception:

@@ -14,6 +14,7 @@ from ster.checkpoint import find_checkpoint
 from ster.errors import SterError
 from ster.model import Model
 from ster.server.errors import ApiError, model_loading, model_not_found
+from ster.server.memory import check_budget
 from ster.server.pieces import Pieces
 from ster.server.scheduler import Scheduler
 from ster.server.settings import Facts, Settings, WireDtype
@@ -34,7 +35,8 @@ class ServedSpec:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that answers. special: its named tokens, as `bos_token`. template: what the checkpoint publishes."""
+    """A model that answers. special: its named tokens, as `bos_token`. template: what the checkpoint publishes. longest_token: bytes of
+    text that no token has more of, None where that is not known."""
 
     model: Model
     scheduler: Scheduler
@@ -42,6 +44,7 @@ class Loaded:
     pieces: Pieces
     special: dict[str, str]
     template: str | None
+    longest_token: int | None
 
     @property
     def chats(self) -> bool:
@@ -66,6 +69,7 @@ class Served:
         """Open the model and start its engine thread. Raises nothing: `state` says how it went."""
         try:
             model = self._loader()
+            check_budget(model, self._settings.kv_cache_bytes)
             loaded = _load(model, Scheduler(model, self._settings, self._lock))
             loaded.scheduler.start()
         except SterError as error:
@@ -125,16 +129,19 @@ class Models(Sequence[Served]):
         return iter(self._models)
 
     def named(self, name: str | None) -> Served:
-        """The model that a request asks for; None: the first.
+        """The model that a request asks for, by the name it is served under or its checkpoint's; None: the first.
 
         Raises:
             ApiError: 400 `model_not_found`.
         """
         if name is None:
             return self._models[0]
-        if name not in self._by_name:
-            raise model_not_found(name)
-        return self._by_name[name]
+        if name in self._by_name:
+            return self._by_name[name]
+        for served in self._models:  # by the name that answers have
+            if served.loaded is not None and served.loaded.facts.name == name:
+                return served
+        raise model_not_found(name)
 
     def load(self) -> None:
         for served in self._models:
@@ -161,7 +168,8 @@ def _load(model: Model, scheduler: Scheduler) -> Loaded:
         dtype=WIRE.get(model.precision, "float32"),
     )
     source = None if template is None else template.source
-    return Loaded(model, scheduler, facts, Pieces(model.tokenizer), named_tokens(checkpoint), source)
+    special, longest = named_tokens(checkpoint), model.tokenizer.longest_token
+    return Loaded(model, scheduler, facts, Pieces(model.tokenizer), special, source, longest)
 
 
 def _capabilities(loaded: Loaded, settings: Settings) -> dict[str, Any]:
@@ -186,6 +194,9 @@ def _capabilities(loaded: Loaded, settings: Settings) -> dict[str, Any]:
         capabilities["bos_token_id"] = bos_id
     for name in CAPS:
         capabilities[name] = getattr(settings, name)
+    cap = settings.text_cap(facts.context)
+    capabilities["max_text_bytes"] = cap if loaded.longest_token is None else min(cap, facts.context * loaded.longest_token)
+    capabilities["full_vocab_max_prompt_tokens"] = settings.full_vocab_prompt_tokens(facts.vocab)
     return capabilities
 
 
@@ -195,10 +206,11 @@ CAPS = (
     "max_steering_vectors",
     "max_span_positions",
     "max_body_bytes",
+    "max_body_members",
     "max_logprobs",
-    "full_vocab_max_prompt_tokens",
-    "max_full_vocab_numbers",
+    "max_score_numbers",
     "max_output_work_tokens",
+    "max_choices",
     "max_stops",
     "max_prompts",
 )

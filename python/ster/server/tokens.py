@@ -4,44 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ster.errors import SterError
-from ster.prompts import check_text
-from ster.server.body import read_body
+from ster.server.body import with_body
 from ster.server.errors import invalid
 from ster.server.plan import check_tokens, sentence
 from ster.server.requests import json_response, record_of
 from ster.server.schema import DetokenizeRequest, TokenizeRequest, parse_body
 from ster.server.served import Loaded, Models
+from ster.server.texts import text_ids
 
 
 async def tokenize(request: Request) -> Response:
     """A text -> ids. Text of special tokens is read as special; BOS comes with `add_special_tokens` alone."""
-    raw = await read_body(request, request.app.state.settings)
+    settings = request.app.state.settings
 
-    def work() -> Response:
-        asked = parse_body(TokenizeRequest, raw, request.app.state.settings)
+    def work(raw: bytes) -> Response:
+        asked = parse_body(TokenizeRequest, raw, settings)
         loaded = _loaded(request, asked.model)
-        try:
-            text = check_text(asked.prompt, "prompt")
-            ids = loaded.model.tokenizer.encode(text, special_tokens=asked.add_special_tokens)
-        except SterError as error:
-            raise invalid(sentence(error), "prompt") from None
+        ids = text_ids(loaded, settings, asked.prompt, special_tokens=asked.add_special_tokens)
         return json_response({"count": len(ids), "max_model_len": loaded.facts.context, "tokens": ids})
 
-    return await run_in_threadpool(work)
+    return await with_body(request, work)
 
 
 async def detokenize(request: Request) -> Response:
     """Ids -> text, special tokens shown."""
-    raw = await read_body(request, request.app.state.settings)
+    settings = request.app.state.settings
 
-    def work() -> Response:
-        asked = parse_body(DetokenizeRequest, raw, request.app.state.settings)
+    def work(raw: bytes) -> Response:
+        asked = parse_body(DetokenizeRequest, raw, settings)
         loaded = _loaded(request, asked.model)
+        if len(asked.tokens) > settings.max_text_bytes:  # no text that /tokenize takes has as many
+            raise invalid(f"tokens has {len(asked.tokens):,} ids: at most {settings.max_text_bytes:,} are allowed.", "tokens")
         if asked.tokens:
             check_tokens(asked.tokens, loaded.facts, "tokens")
         try:
@@ -49,7 +46,7 @@ async def detokenize(request: Request) -> Response:
         except SterError as error:
             raise invalid(sentence(error), "tokens") from None
 
-    return await run_in_threadpool(work)
+    return await with_body(request, work)
 
 
 async def tokenizer_info(request: Request) -> Response:

@@ -110,11 +110,29 @@ def _shape(activations: EncodedTensor | list[Any]) -> Shape:
     if not isinstance(activations, list):
         rows, *inner = activations.shape
         return Shape(rows, inner[0] if len(inner) == 2 else None, inner[-1])
+    depths = [_depth(row) for row in activations]
+    if min(depths) > 0 and not min(depths) == max(depths) <= 2:
+        raise invalid(f"activations must be numbers, [layers][hidden] or [layers][positions][hidden]: {_deep(depths)}.", FIELD)
     _lengths(activations, "row of activations")
-    if not any(type(each) is list for row in activations for each in row[:1]):
+    if depths[0] == 1:
         return Shape(len(activations), None, len(activations[0]))
     _lengths(list(chain.from_iterable(activations)), "vector in a row of activations")
     return Shape(len(activations), len(activations[0]), len(activations[0][0]))
+
+
+def _depth(row: Any) -> int:
+    """How deep lists are nested at its beginning: 1 for a list of numbers."""
+    depth = 0
+    while type(row) is list:
+        row, depth = row[0] if row else None, depth + 1
+    return depth
+
+
+def _deep(depths: Sequence[int]) -> str:
+    other = next((index for index, depth in enumerate(depths) if depth != depths[0]), None)
+    if other is None:
+        return f"found lists nested {depths[0] + 1} deep"
+    return f"row 0 has lists nested {depths[0]} deep, and row {other} {depths[other]}"
 
 
 def _lengths(lists: list[Any], what: str) -> None:
