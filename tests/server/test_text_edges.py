@@ -44,6 +44,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 def chunks(client: Client, **fields: Any) -> list[str]:
     events = client.events("a", **fields)
     assert events.pop() == "data: [DONE]"
+    assert all(isinstance(event, dict) for event in events), events
     return [event["choices"][0]["text"] for event in events]
 
 

@@ -49,11 +49,20 @@ class Feed:
         Raises:
             ClientGoneError
         """
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), seconds)
-        self._woken.clear()
-        if self._gone:
-            raise ClientGoneError
+        end = None if seconds is None else self._loop.time() + seconds
+        while True:
+            left = None if end is None else end - self._loop.time()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), left)
+            self._woken.clear()
+            if self._gone:
+                raise ClientGoneError
+            events = self._take()
+            # A wake-up may come for events that were taken before it: then there is more to wait for.
+            if events or (end is not None and self._loop.time() >= end):
+                return events
+
+    def _take(self) -> list[tuple[int, Event]]:
         events: list[tuple[int, Event]] = []
         while self._events:  # the other thread may add one meanwhile; nobody else takes
             if events and isinstance(self._events[0][1], Failed):
