@@ -133,6 +133,10 @@ class Engine:
     def warnings(self) -> list[str]:
         """What loading noticed and went on from: stray files, a tied checkpoint with a second head."""
 
+    @property
+    def cache_block_bytes(self) -> int:
+        """Memory of one block of a cache: keys and values of 64 positions in all layers. Caches grow by whole blocks."""
+
     def cache(self) -> Cache: ...
     def forward(self, sequences: Seq[Sequence]) -> list[Output]:
         """One pass over all sequences, packed without padding; leaves the GIL; Ctrl-C stops it within a second.

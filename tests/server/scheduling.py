@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 import ster
 from ster import _native
 from ster.server.logprobs import TokenScore, score
-from ster.server.memory import block_bytes
 from ster.server.running import Ticket
 from ster.server.scheduler import Scheduler
 from ster.server.settings import Settings
@@ -138,7 +137,7 @@ def alone(model: ster.Model, work: Work) -> Answer:
 
 def blocks(model: ster.Model, count: int) -> int:
     """Bytes of so many blocks of cache."""
-    return count * block_bytes(model)
+    return count * model.engine.cache_block_bytes
 
 
 def whole_run(model: ster.Model, work: Work, ids: Sequence[int]) -> tuple[NDArray[np.float32] | None, NDArray[np.float32]]:

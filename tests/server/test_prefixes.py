@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import ster
 from ster import _native
-from ster.server.memory import BLOCK, Ledger, block_bytes, blocks_of
+from ster.server.memory import BLOCK, Ledger, blocks_of
 from ster.server.prefixes import MAX_KEPT, WORTHWHILE, Prefixes, Tokens, common, plan_key
 
 SIZE = 10  # bytes of a block, in these tests
@@ -154,6 +154,6 @@ def test_the_ledger_counts_every_block_once(toy_model: ster.Model, ends: list[tu
 
 def test_a_block_is_what_the_engine_allocates(toy_model: ster.Model, toy_copy: Path, change: Callable[..., None]) -> None:
     # [4 layers, 2 heads, keys and values, 64 positions, 16 numbers], float32
-    assert block_bytes(toy_model) == 4 * 2 * 2 * 64 * 16 * 4
+    assert toy_model.engine.cache_block_bytes == 4 * 2 * 2 * 64 * 16 * 4
     change(toy_copy / "config.json", head_dim=16)
-    assert block_bytes(ster.load(toy_copy)) == block_bytes(toy_model)
+    assert ster.load(toy_copy).engine.cache_block_bytes == toy_model.engine.cache_block_bytes

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ster import _native
 from ster.errors import SterError
 from ster.model import Model
-from ster.server.memory import BLOCK, Ledger, block_bytes, blocks_of
+from ster.server.memory import BLOCK, Ledger, blocks_of
 from ster.server.prefixes import Kept, Prefixes, common
 from ster.server.running import Job, Running
 from ster.server.settings import Settings
@@ -37,7 +37,7 @@ class Batch:
         self._pass_lock = pass_lock
         self._chunkable = model.engine.chunkable
         self.running: list[Running] = []
-        self.ledger = Ledger(settings.kv_cache_bytes, block_bytes(model))
+        self.ledger = Ledger(settings.kv_cache_bytes, model.engine.cache_block_bytes)
         self.prefixes = Prefixes(self.ledger)
         self._refused: Job | None = None  # since nobody left
 

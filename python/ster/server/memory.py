@@ -7,23 +7,12 @@ taken when it is admitted, so that nothing which runs ever runs out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from ster.checkpoint import CONFIG, Checkpoint
 from ster.errors import InputError
 from ster.model import Model
 
 BLOCK = 64  # positions, `kernels::attention::BLOCK`
-LANES = 16  # the engine rounds the width of a head up to a multiple of this
-
-
-def block_bytes(model: Model) -> int:
-    """What one block of a cache takes: `[layers, kv_heads, 2, BLOCK, width]` float32."""
-    config = Checkpoint(model.path, model.name, model.revision).read_json(CONFIG) or {}
-    heads = _size(config, "num_attention_heads", 1)
-    kv_heads = _size(config, "num_key_value_heads", heads)
-    width = _size(config, "head_dim", model.hidden_size // heads)
-    return model.layer_count * kv_heads * 2 * BLOCK * -(-width // LANES) * LANES * 4
 
 
 def check_budget(model: Model, budget: int) -> None:
@@ -31,17 +20,11 @@ def check_budget(model: Model, budget: int) -> None:
     Raises:
         InputError: nothing could ever run.
     """
-    if budget < (block := block_bytes(model)):
+    if budget < (block := model.engine.cache_block_bytes):
         raise InputError(
             f"{BLOCK} positions of {model.name} need {block / 2**20:.1f} MiB of cache, and there are {budget / 2**20:.1f} MiB",
             "raise --kv-cache-gb, which is shared out among the models",
         )
-
-
-def _size(config: Mapping[str, object], name: str, default: int) -> int:
-    """The engine has refused what is no size."""
-    value = config.get(name)
-    return value if isinstance(value, int) else default
 
 
 def blocks_of(positions: int) -> int:

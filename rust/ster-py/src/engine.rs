@@ -80,6 +80,11 @@ impl Engine {
         self.0.warnings().to_vec()
     }
 
+    #[getter]
+    fn cache_block_bytes(&self) -> usize {
+        self.0.cache_block_bytes()
+    }
+
     fn cache(&self) -> Cache {
         Cache::new(self.0.cache())
     }

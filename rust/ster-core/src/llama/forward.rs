@@ -133,6 +133,12 @@ impl SteeringLlama {
         &self.warnings
     }
 
+    /// Bytes of one block of a cache: `kernels::attention::BLOCK` positions in all layers.
+    pub fn cache_block_bytes(&self) -> usize {
+        let layout = Layout::new(&self.config);
+        4 * layout.layers * layout.layer()
+    }
+
     pub fn cache(&self) -> KvCache {
         KvCache::new(Layout::new(&self.config), self.id)
     }
