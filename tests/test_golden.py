@@ -16,13 +16,11 @@ from reference_numpy import load as load_reference
 
 from ster import _native
 
-FOLDERS = [
-    path.parent
-    for path in sorted(Path(os.environ.get("STER_REFERENCES", "nowhere")).glob("golden/*/config.json"))
-    if json.loads(path.read_text())["model_type"] == "llama"
-]
+FOLDERS = [path.parent for path in sorted(Path(os.environ.get("STER_REFERENCES", "nowhere")).glob("golden/*/config.json"))]
+LLAMAS = [folder for folder in FOLDERS if json.loads((folder / "config.json").read_text())["model_type"] == "llama"]
 NO_FOLDERS = [pytest.param(None, marks=pytest.mark.skip(reason="STER_REFERENCES is not set: no reference checkpoints"))]
 each_golden = pytest.mark.parametrize("folder", FOLDERS or NO_FOLDERS, ids=lambda path: path.name if path else "none")
+each_llama = pytest.mark.parametrize("folder", LLAMAS or NO_FOLDERS, ids=lambda path: path.name if path else "none")
 
 
 def relative(found: NDArray[Any], expected: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -68,7 +66,7 @@ def test_golden_checkpoints_are_within_the_bound_at_every_layer_and_row(folder: 
         check_logits(output.logits, golden[f"logits_{prompt}"], engine.layer_count)
 
 
-@each_golden
+@each_llama
 def test_the_reference_in_this_folder_agrees_with_golden(folder: Path) -> None:
     """Golden files were made in float64, but with norms and angles rounded to float32 inside, which limits them to about 4e-7."""
     config, weights = load_reference(folder)

@@ -25,7 +25,7 @@ pub enum Error {
     /// A field of config.json that is missing, contradictory, or would change the maths and is not supported.
     #[error("{}: `{field}` {problem}", .path.display())]
     Config { path: PathBuf, field: String, problem: String },
-    #[error("model type `{model_type}` is not supported; this Ster build runs llama")]
+    #[error("model type `{model_type}` is not supported; this Ster build runs {}", crate::llama::families::names())]
     ModelType { model_type: String },
 
     // What was asked

@@ -12,7 +12,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 use proptest::sample::select;
 use ster_core::kernels::activation::{self, Activation};
-use ster_core::kernels::attention::{self, BLOCK, Head, Rows};
+use ster_core::kernels::attention::{self, BLOCK, Head, Rows, Score};
 use ster_core::kernels::linear::{COLUMN_GRAIN, Then, linear};
 use ster_core::kernels::{Isa, norm, reference, rotary, steer};
 use ster_core::tensor::{Dtype, Panel, Shared, Weights};
@@ -436,7 +436,7 @@ impl Cached {
         Cached { blocks, offset, width }
     }
 
-    fn attend(&self, isa: Isa, q: &[f32], head_dim: usize, rows: Rows, scale: f32) -> Vec<f32> {
+    fn attend(&self, isa: Isa, q: &[f32], head_dim: usize, rows: Rows, score: Score) -> Vec<f32> {
         let mut padded = vec![0.0; rows.count * self.width];
         for (to, from) in padded.chunks_exact_mut(self.width).zip(q.chunks_exact(head_dim)) {
             to[..head_dim].copy_from_slice(from);
@@ -446,7 +446,7 @@ impl Cached {
         let head = Head { blocks: &blocks, offset: self.offset, width: self.width };
         let mut scores = vec![f32::NAN; rows.count * longest];
         let mut out = vec![f32::NAN; padded.len()];
-        attention::attend(isa, &padded, rows, head, scale, &mut scores, &mut out);
+        attention::attend(isa, &padded, rows, head, score, &mut scores, &mut out);
         out.chunks_exact(self.width).flat_map(|row| row[..head_dim].to_vec()).collect()
     }
 }
@@ -455,20 +455,24 @@ impl Cached {
 /// by `E_j = gamma(n) scale sum|q k_j| + U |s_j - max|`, and exp itself by 2U; the error of the maximum is common to all and cancels. A
 /// weight `w_j` is so off by `w_j (e^E - 1)`, in the numerator and once more in the denominator. The numerator is a chain of at most
 /// BLOCK FMAs and one addition a block; the denominator (an f64 sum) is rounded once, and so is the quotient. Exponentials below the
-/// normal range lose TINY each, and so do FMAs.
-fn attention_bounds(q: &[f32], keys: &[f32], values: &[f32], scale: f32) -> Vec<f64> {
+/// normal range lose TINY each, and so do FMAs. A soft cap makes no error larger (its slope is at most 1) and adds a division, 3 ulp of
+/// tanh and a product, each relative to the capped score.
+fn attention_bounds(q: &[f32], keys: &[f32], values: &[f32], score: Score) -> Vec<f64> {
+    let scale = score.scale;
     let width = q.len();
     let dot = |k: &[f32], absolute: bool| -> f64 {
         let products = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k));
         f64::from(scale) * products.map(|p| if absolute { p.abs() } else { p }).sum::<f64>()
     };
-    let scores: Vec<f64> = keys.chunks_exact(width).map(|k| dot(k, false)).collect();
+    let capped = |s: f64| score.cap.map_or(s, |cap| f64::from(cap) * (s / f64::from(cap)).tanh());
+    let scores: Vec<f64> = keys.chunks_exact(width).map(|k| capped(dot(k, false))).collect();
     let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let n = width.div_ceil(16) + 5;
+    let cap = |s: f64| if score.cap.is_some() { gamma(10) * s.abs() } else { 0.0 };
     let off: Vec<f64> = keys
         .chunks_exact(width)
         .zip(&scores)
-        .map(|(k, s)| (gamma(n) * dot(k, true) + U * (s - highest).abs() + 2.0 * U + width as f64 * TINY).min(100.0).exp_m1())
+        .map(|(k, s)| (gamma(n) * dot(k, true) + cap(*s) + U * (s - highest).abs() + 2.0 * U + width as f64 * TINY).min(100.0).exp_m1())
         .collect();
     let weights: Vec<f64> = scores.iter().map(|s| (s - highest).exp()).collect();
     let sum: f64 = weights.iter().sum();
@@ -492,7 +496,8 @@ proptest! {
     fn attention_is_within_its_bound_the_same_everywhere_and_row_by_row(
         tokens in 1..6usize, group in 1..5usize, past in prop_oneof![Just(0usize), length()], head_dim in select(&[2usize, 8, 16, 24, 64, 80][..]),
         sizes in (select(&[Size::Usual, Size::Tiny, Size::Subnormal, Size::Mixed][..]), size()),
-        sharp in select(&[0.01f32, 1.0, 30.0][..]), seed: u64,
+        sharp in select(&[0.01f32, 1.0, 30.0][..]), window in prop_oneof![Just(usize::MAX), 1..200usize],
+        cap in select(&[None, None, Some(30.0f32), Some(1.5)][..]), seed: u64,
     ) {
         let mut rng = Rng::new(seed);
         let positions = past + tokens;
@@ -501,25 +506,32 @@ proptest! {
         let key_size = if sizes.0 == Size::Mixed { Size::Mixed } else { Size::Usual };
         let keys = key_size.many(&mut rng, positions * head_dim);
         let values = sizes.1.many(&mut rng, positions * head_dim);
-        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
+        let score = Score { scale: (1.0 / (head_dim as f64).sqrt()) as f32, cap };
         let cached = Cached::new(&keys, &values, head_dim);
-        let rows = Rows { count: tokens * group, group, first: past + 1 };
-        let portable = cached.attend(Isa::PORTABLE, &q, head_dim, rows, scale);
+        let rows = Rows { count: tokens * group, group, first: past + 1, window };
+        let portable = cached.attend(Isa::PORTABLE, &q, head_dim, rows, score);
 
         for row in 0..rows.count {
-            let seen = (past + 1 + row / group) * head_dim;
+            let end = past + 1 + row / group;
+            let seen = end.saturating_sub(window) * head_dim..end * head_dim;
             let query = &q[row * head_dim..][..head_dim];
-            let truth = reference::attention(query, &keys[..seen], &values[..seen], f64::from(scale));
-            let bounds = attention_bounds(query, &keys[..seen], &values[..seen], scale);
+            let truth = reference::attention(query, &keys[seen.clone()], &values[seen.clone()], f64::from(score.scale), cap.map(f64::from));
+            let bounds = attention_bounds(query, &keys[seen.clone()], &values[seen], score);
             for c in 0..head_dim {
                 judge(&format!("row {row} column {c}"), portable[row * head_dim + c], truth[c], bounds[c], 0.0);
             }
         }
         for isa in Isa::available() {
-            assert_eq!(bits(&cached.attend(isa, &q, head_dim, rows, scale)), bits(&portable), "{}", isa.name());
+            assert_eq!(bits(&cached.attend(isa, &q, head_dim, rows, score)), bits(&portable), "{}", isa.name());
             for row in 0..rows.count {
-                let one = Rows { count: 1, group: 1, first: past + 1 + row / group };
-                let alone = cached.attend(isa, &q[row * head_dim..][..head_dim], head_dim, one, scale);
+                let end = past + 1 + row / group;
+                let one = Rows { count: 1, group: 1, first: end, window };
+                let alone = cached.attend(isa, &q[row * head_dim..][..head_dim], head_dim, one, score);
+                // The same without the blocks that lie before its window.
+                let skipped = end.saturating_sub(window) / BLOCK;
+                let later = Cached { blocks: cached.blocks[skipped..].to_vec(), offset: cached.offset, width: cached.width };
+                let short = Rows { first: end - skipped * BLOCK, ..one };
+                assert_eq!(bits(&later.attend(isa, &q[row * head_dim..][..head_dim], head_dim, short, score)), bits(&alone));
                 assert_eq!(bits(&alone), bits(&portable[row * head_dim..][..head_dim]), "{} row {row} alone", isa.name());
             }
         }

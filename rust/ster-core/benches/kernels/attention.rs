@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 
 use ster_core::kernels::Isa;
-use ster_core::kernels::attention::{BLOCK, Head, Rows, attend};
+use ster_core::kernels::attention::{BLOCK, Head, Rows, Score, attend};
 use ster_core::pool::Pool;
 
 use crate::runner::{Case, Data, Runner, Threads, Work};
@@ -49,13 +49,13 @@ fn work(isa: Isa, numbers: &[f32], positions: usize, tokens: usize, data: Data) 
     let bytes = (4 * KV_HEADS * WIDTH * (2 * positions + 2 * GROUP * tokens)) as f64;
 
     let q: Vec<f32> = (0..tokens * GROUP * WIDTH).map(|n| (n % 251) as f32 / 128.0 - 0.95).collect();
-    let scale = 1.0 / (WIDTH as f32).sqrt();
+    let score = Score { scale: 1.0 / (WIDTH as f32).sqrt(), cap: None };
     let mut layer = 0;
     let run = Box::new(move |pool: &mut Pool, _: &mut [f32]| {
         let keys = &numbers[layer * blocks * block..][..blocks * block];
         pool.run(grains.len(), &|| false, &|grain| {
             let (head, tokens) = grains[grain].clone();
-            let rows = Rows { count: tokens.len() * GROUP, group: GROUP, first: before + tokens.start + 1 };
+            let rows = Rows { count: tokens.len() * GROUP, group: GROUP, first: before + tokens.start + 1, window: usize::MAX };
             let longest = before + tokens.end;
             let blocks: Vec<*const f32> = keys.chunks_exact(block).take(longest.div_ceil(BLOCK)).map(<[f32]>::as_ptr).collect();
             let head = Head { blocks: &blocks, offset: head * 2 * BLOCK * WIDTH, width: WIDTH };
@@ -63,7 +63,7 @@ fn work(isa: Isa, numbers: &[f32], positions: usize, tokens: usize, data: Data) 
             SCRATCH.with_borrow_mut(|scratch| {
                 scratch.resize((q.len() + rows.count * longest).max(scratch.len()), 0.0);
                 let (out, scores) = scratch.split_at_mut(q.len());
-                attend(isa, q, rows, head, scale, scores, out);
+                attend(isa, q, rows, head, score, scores, out);
                 black_box(out);
             });
         });

@@ -41,6 +41,15 @@ struct Mapped {
     map: Arc<Mmap>,
 }
 
+/// How a format stores what it holds, where that is not as in Hugging Face checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    /// Rows of q and k, and their biases, have the two numbers of a rotated pair side by side (2i, 2i + 1) instead of half a head apart.
+    pub interleaved: bool,
+    /// Gains that a family stores as `w` and applies as `1 + w` are stored with the 1.
+    pub gains_with_one: bool,
+}
+
 /// Where a tensor lies and what the header says it is.
 #[derive(Clone, Debug)]
 pub struct TensorInfo {
@@ -261,6 +270,16 @@ impl WeightMatrix {
 
     pub fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// Rows `from..from + rows`, as a matrix of their own.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn rows_from(&self, from: usize, rows: usize) -> WeightMatrix {
+        assert!(from + rows <= self.rows);
+        let row = self.cols * self.dtype.size();
+        WeightMatrix { offset: self.offset + from * row, rows, ..self.clone() }
     }
 
     /// Whether both are the same tensor of the same file.

@@ -1,7 +1,7 @@
-//! The gate of the MLP: `gate = activation(gate) * up`.
+//! The gate of the MLP: `gate = activation(gate) * up`; and soft caps.
 
 use super::isa::per_isa;
-use super::math::exp;
+use super::math::{exp, tanh};
 use super::simd::Lanes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,4 +55,21 @@ fn gelu_tanh(x: f32) -> f32 {
     const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_2;
     let u2 = TWO_SQRT_2_OVER_PI * (x * x * x).mul_add(0.044_715, x);
     x / (1.0 + exp(-u2))
+}
+
+per_isa! {
+    /// `x[i] = x[i] / divisor`, then `x[i] = cap tanh(x[i] / cap)` where there is a cap.
+    pub fn divide_and_cap(x: &mut [f32], divisor: f32, cap: Option<f32>) = cap_generic
+}
+
+#[inline(always)]
+fn cap_generic<V: Lanes>(x: &mut [f32], divisor: f32, cap: Option<f32>) {
+    for x in x.iter_mut() {
+        *x /= divisor;
+    }
+    if let Some(cap) = cap {
+        for x in x.iter_mut() {
+            *x = cap * tanh(*x / cap);
+        }
+    }
 }

@@ -1,13 +1,13 @@
-//! Causal attention of some query rows over one KV head of one sequence.
+//! Causal attention of some query rows over one KV head of one sequence, over all keys before them or the last few.
 //!
 //! Keys and values lie in blocks of [`BLOCK`] positions anchored at position 0. A row's result is defined by its own query and the keys
-//! before it alone: scores are dot products in sixteen lanes; the weighted sum of values is one FMA chain a block and column, in rising
+//! that it sees alone: scores are dot products in sixteen lanes; the weighted sum of values is one FMA chain a block and column, in rising
 //! position, and block sums are added in order. How many rows share a tile, and how a sequence was cut into passes, cannot show.
 //! Twin: [`reference::attention`](super::reference::attention).
 
 use super::isa::per_isa;
 use super::linear::{F32, Then, blocks};
-use super::math::exp;
+use super::math::{exp, tanh};
 use super::simd::{LANES, Lanes};
 use crate::tensor::{Panel, Weights};
 
@@ -17,7 +17,7 @@ pub const BLOCK: usize = 64;
 /// One KV head of one sequence: block `b` holds the keys of positions `b * BLOCK ..` `[BLOCK, width]`, then their values, the same shape.
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
-    /// Where each block of the sequence begins.
+    /// Where each block begins, from one on before which no row sees anything.
     pub blocks: &'a [*const f32],
     /// Where this head's keys begin in a block, in numbers.
     pub offset: usize,
@@ -37,28 +37,44 @@ impl Head<'_> {
     }
 }
 
-/// The rows of one call. Row `r` is query head `r % group` of the group at token `r / group`, and sees `first + r / group` positions.
+/// The rows of one call. Row `r` is query head `r % group` of the group at token `r / group`, and sees the last `window` of the first
+/// `first + r / group` positions of the blocks.
 #[derive(Clone, Copy)]
 pub struct Rows {
     pub count: usize,
     pub group: usize,
     pub first: usize,
+    /// `usize::MAX`: all.
+    pub window: usize,
 }
 
 impl Rows {
     fn sees(&self, row: usize) -> usize {
         self.first + row / self.group
     }
+
+    /// The first position that `row` sees.
+    fn from(&self, row: usize) -> usize {
+        self.sees(row).saturating_sub(self.window)
+    }
+}
+
+/// What becomes of the product of a query and a key.
+#[derive(Clone, Copy)]
+pub struct Score {
+    pub scale: f32,
+    /// `cap tanh(scale q . k / cap)` in place of `scale q . k`.
+    pub cap: Option<f32>,
 }
 
 per_isa! {
-    /// `out[r] = sum_j softmax_j(scale * q[r] . k[j]) v[j]` over the positions that row `r` sees.
+    /// `out[r] = sum_j softmax_j(score(q[r] . k[j])) v[j]` over the positions that row `r` sees.
     /// - `q`, `out`: `[rows, width]`, padding zero; `scores`: room for `[rows, positions of the last row]`
-    pub fn attend(q: &[f32], rows: Rows, head: Head<'_>, scale: f32, scores: &mut [f32], out: &mut [f32]) = generic
+    pub fn attend(q: &[f32], rows: Rows, head: Head<'_>, score: Score, scores: &mut [f32], out: &mut [f32]) = generic
 }
 
 #[inline(always)]
-fn generic<V: Lanes>(q: &[f32], rows: Rows, head: Head<'_>, scale: f32, scores: &mut [f32], out: &mut [f32]) {
+fn generic<V: Lanes>(q: &[f32], rows: Rows, head: Head<'_>, score: Score, scores: &mut [f32], out: &mut [f32]) {
     let (count, width) = (rows.count, head.width);
     let longest = rows.sees(count - 1);
     assert!(q.len() == count * width && out.len() == count * width && width.is_multiple_of(LANES));
@@ -87,8 +103,11 @@ fn generic<V: Lanes>(q: &[f32], rows: Rows, head: Head<'_>, scale: f32, scores: 
         };
         let mut sums = [0f64; 4];
         for (r, sum) in sums.iter_mut().enumerate().take(taken) {
-            let at = (row + r) * longest;
-            *sum = softmax(&mut scores[at..at + rows.sees(row + r)], scale);
+            let row = row + r;
+            let (from, scores) = (rows.from(row), &mut scores[row * longest..][..rows.sees(row)]);
+            // What stands before the window has weight 0: a chain of sums that begins with zeros has the bits of one without them.
+            scores[..from].fill(0.0);
+            *sum = softmax(&mut scores[from..], score);
         }
         let (scores, mixed) = (&scores[row * longest..], &mut out[row * width..(row + taken) * width]);
         match taken {
@@ -107,9 +126,16 @@ fn generic<V: Lanes>(q: &[f32], rows: Rows, head: Head<'_>, scale: f32, scores: 
     }
 }
 
-/// `s[j] = exp(scale s[j] - max)`; their sum, in f64.
+/// `s[j] = exp(score(s[j]) - max)`; their sum, in f64.
 #[inline(always)]
-fn softmax(s: &mut [f32], scale: f32) -> f64 {
+fn softmax(s: &mut [f32], score: Score) -> f64 {
+    let mut scale = score.scale;
+    if let Some(cap) = score.cap {
+        for s in s.iter_mut() {
+            *s = cap * tanh(scale * *s / cap);
+        }
+        scale = 1.0;
+    }
     let mut highest = [f32::NEG_INFINITY; LANES];
     let mut chunks = s.chunks_exact_mut(LANES);
     for chunk in &mut chunks {

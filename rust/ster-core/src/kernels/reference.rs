@@ -30,11 +30,12 @@ pub fn rms_norm(x: &[f32], gain: &[f32], eps: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Softmax attention of one query `[width]` over `keys` and `values` `[positions, width]`.
-pub fn attention(q: &[f32], keys: &[f32], values: &[f32], scale: f64) -> Vec<f64> {
+/// Softmax attention of one query `[width]` over `keys` and `values` `[positions, width]`, with scores capped at `cap`.
+pub fn attention(q: &[f32], keys: &[f32], values: &[f32], scale: f64, cap: Option<f64>) -> Vec<f64> {
     let width = q.len();
-    let scores: Vec<f64> =
-        keys.chunks_exact(width).map(|k| scale * q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>()).collect();
+    let score = |k: &[f32]| scale * q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>();
+    let capped = |s: f64| cap.map_or(s, |cap| cap * libm::tanh(s / cap));
+    let scores: Vec<f64> = keys.chunks_exact(width).map(|k| capped(score(k))).collect();
     let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| libm::exp(s - highest)).collect();
     let sum: f64 = weights.iter().sum();

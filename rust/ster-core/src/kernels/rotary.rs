@@ -39,3 +39,20 @@ fn rotate_generic<V: Lanes>(out: &mut [f32], x: &[f32], cos: &[f32], sin: &[f32]
         out_high[h] = x_low[h].mul_add(sin[h], x_high[h] * cos[h]);
     }
 }
+
+per_isa! {
+    /// As [`rotate`], where the two numbers of a pair lie side by side in `x`: `x[2h]` and `x[2h + 1]` for `x[h]` and `x[h + half]`.
+    pub fn rotate_pairs(out: &mut [f32], x: &[f32], cos: &[f32], sin: &[f32]) = rotate_pairs_generic
+}
+
+#[inline(always)]
+fn rotate_pairs_generic<V: Lanes>(out: &mut [f32], x: &[f32], cos: &[f32], sin: &[f32]) {
+    let half = cos.len();
+    let (out_low, out_high) = out[..2 * half].split_at_mut(half);
+    assert!(x.len() == 2 * half && sin.len() == half);
+    for h in 0..half {
+        let (low, high) = (x[2 * h], x[2 * h + 1]);
+        out_low[h] = (-high).mul_add(sin[h], low * cos[h]);
+        out_high[h] = low.mul_add(sin[h], high * cos[h]);
+    }
+}

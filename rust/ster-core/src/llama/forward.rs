@@ -1,6 +1,6 @@
 //! The forward pass over a ragged batch.
 //!
-//! Reference: `LlamaForCausalLM` of transformers, in f32. Deviations: no padding exists (rows of all sequences are packed, attention runs
+//! Reference: `LlamaForCausalLM` of transformers and its neighbours, in f32. Deviations: no padding exists (rows of all sequences are packed, attention runs
 //! per sequence over its own keys); the pass stops at the deepest layer anyone needs; the last block a sequence needs computes queries,
 //! output projection and MLP for the rows that are kept alone; sums follow the order fixed in [`crate::kernels`], so that none of this
 //! shows in a single bit.
@@ -8,7 +8,7 @@
 use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::cache::{KvCache, Layout};
@@ -17,7 +17,7 @@ use super::pass::{Pass, Workspace};
 use super::rope::RopeScaling;
 use super::weights::LlamaWeights;
 use crate::batch::{LogitRows, Output, Sequence};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Form};
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
 use crate::pool::{DefaultFloats, Interrupt, Pool};
@@ -26,6 +26,8 @@ use crate::pool::{DefaultFloats, Interrupt, Pool};
 pub struct SteeringLlama {
     pub(super) config: LlamaConfig,
     pub(super) weights: LlamaWeights,
+    pub(super) form: Form,
+    pub(super) layout: Arc<Layout>,
     pub(super) isa: Isa,
     threads: usize,
     id: u64,
@@ -104,12 +106,14 @@ impl SteeringLlama {
         }
         let config = LlamaConfig::load(dir)?;
         let checkpoint = Checkpoint::open(dir)?;
-        let weights = LlamaWeights::load(&checkpoint, &config)?;
+        let form = Form::default();
+        let weights = LlamaWeights::load(&checkpoint, &config, form)?;
+        let layout = Arc::new(Layout::new(&config)); // now that every layer's tensors are there
         let warnings = weights.warnings.clone();
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let engine_room = EngineRoom::new(threads);
-        Ok(SteeringLlama { config, weights, isa, threads, id, warnings, engine_room })
+        Ok(SteeringLlama { config, weights, form, layout, isa, threads, id, warnings, engine_room })
     }
 
     pub fn config(&self) -> &LlamaConfig {
@@ -135,22 +139,27 @@ impl SteeringLlama {
 
     /// Bytes of one block of a cache: `kernels::attention::BLOCK` positions in all layers.
     pub fn cache_block_bytes(&self) -> usize {
-        let layout = Layout::new(&self.config);
-        4 * layout.layers * layout.layer()
+        self.layout.block_bytes()
     }
 
     pub fn cache(&self) -> KvCache {
-        KvCache::new(Layout::new(&self.config), self.id)
+        KvCache::new(self.layout.clone(), self.id)
     }
 
-    /// A sequence must be shorter than this. Linear and dynamic scaling stretch `max_position_embeddings`; the configs of the other kinds
-    /// already state the stretched length.
+    /// A sequence must be shorter than this. Linear and dynamic scaling stretch `max_position_embeddings`; the configs of the other kinds,
+    /// and of families that rotate windowed layers otherwise (Gemma 3), already state the stretched length.
     pub fn context_length(&self) -> usize {
         let stretch = match self.config.rope.scaling {
+            _ if self.config.local_rope.is_some() => 1.0,
             RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => factor.max(1.0),
             _ => 1.0,
         };
         (self.config.context as f64 * stretch) as usize
+    }
+
+    /// Where keys of shorter sequences mean nothing to longer ones (longrope): the length up to which they hold.
+    pub fn switches_after(&self) -> Option<usize> {
+        self.config.rope.switches_after()
     }
 
     /// One pass over all sequences. `interrupt` is asked every few hundredths of a second, by the calling thread.
@@ -207,6 +216,13 @@ impl SteeringLlama {
         }
         if let Some(cache) = sequence.cache.as_deref().or(sequence.prefix) {
             cache.check(self.id, depth)?;
+        }
+        if let Some(last) = self.switches_after()
+            && (1..=last).contains(&past)
+            && past + tokens.len() > last
+        {
+            let problem = format!("holds keys rotated for sequences of at most {last} tokens; a longer one must run from its start");
+            return Err(Error::Cache { problem });
         }
         Ok(depth)
     }

@@ -1,7 +1,8 @@
-//! The Llama decoder: config, weights, rotary positions, KV cache, forward pass.
+//! The Llama decoder and its neighbours: families, config, weights, rotary positions, KV cache, forward pass.
 
 pub mod cache;
 pub mod config;
+pub mod families;
 pub mod forward;
 mod pass;
 pub mod rope;

@@ -1,4 +1,6 @@
 //! One pass, block by block. `block` is the model; the rest finds rows and hands them to threads.
+//!
+//! What a family does otherwise than Llama is a value of its config or a weight that is there or not; no family is named here.
 
 mod angles;
 mod attention;
@@ -6,11 +8,12 @@ mod rows;
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::angles::{Angles, Rotary};
 use self::rows::{GRAINS_A_THREAD, Member, count, gather, grid};
-use super::cache::Layout;
+use super::cache::{Layout, STORES};
 use super::forward::SteeringLlama;
 use super::weights::{BlockWeights, Linear};
 use crate::batch::{Output, Sequence};
@@ -29,6 +32,9 @@ pub(super) struct Workspace {
     kept: Vec<f32>,
     normed: Vec<f32>,
     normed_kept: Vec<f32>,
+    /// What a sublayer adds, where it is normed or scaled first.
+    added: Vec<f32>,
+    spare: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -51,16 +57,25 @@ struct Run<'a> {
     /// Rows that must leave its last block, counted from the end.
     kept: usize,
     sequence: &'a Sequence<'a>,
+    /// Its keys and values in each store.
+    strips: [Strip; STORES],
+    /// Numbers between two layers of a written block; 0 when keys and values are dropped layer by layer.
+    layer_stride: usize,
+    /// For each rotation of the model, which row of the rotary table each token uses.
+    angles: Vec<Vec<usize>>,
+}
+
+/// The blocks of one sequence in one store of the cache.
+#[derive(Default)]
+struct Strip {
+    /// Blocks before `shared` that are forgotten.
+    dropped: usize,
     /// Whole blocks of a prefix that others may share: all layers, only read.
     shared: Vec<*const f32>,
     /// The blocks after those, which this pass writes.
     blocks: Vec<*mut f32>,
-    /// Numbers between two layers of a written block; 0 when keys and values are dropped layer by layer.
-    layer_stride: usize,
     /// The block of the prefix that is only partly filled: its positions are copied into the first written block, layer by layer.
     partial: Option<*const f32>,
-    /// Which row of the rotary table each token uses.
-    angles: Vec<usize>,
 }
 
 pub(super) struct Pass<'a> {
@@ -69,7 +84,7 @@ pub(super) struct Pass<'a> {
     work: &'a mut Workspace,
     interrupt: Interrupt<'a>,
     asked: Instant,
-    layout: Layout,
+    layout: Arc<Layout>,
     runs: Vec<Run<'a>>,
     rotary: Rotary,
     outputs: Vec<Output>,
@@ -86,14 +101,14 @@ impl<'a> Pass<'a> {
         work: &'a mut Workspace,
         interrupt: Interrupt<'a>,
     ) -> Self {
-        let layout = Layout::new(&model.config);
+        let layout = model.layout.clone();
         let layer = layout.layer();
         // First the writers of caches, then everything else is read-only.
-        let mut blocks: Vec<Vec<*mut f32>> = sequences
+        let mut grown: Vec<[(usize, Vec<*mut f32>); STORES]> = sequences
             .iter_mut()
             .map(|s| {
                 let more = s.tokens.len();
-                s.cache.as_mut().map_or_else(Vec::new, |cache| cache.grow(more))
+                s.cache.as_mut().map_or_else(Default::default, |cache| cache.grow(more))
             })
             .collect();
         let sequences: &'a [Sequence<'a>] = shorten(sequences);
@@ -104,14 +119,23 @@ impl<'a> Pass<'a> {
         let mut angles = Angles::default();
         let mut outputs = Vec::new();
         let mut runs = Vec::new();
-        for ((s, &depth), blocks) in sequences.iter().zip(depths).zip(&mut blocks) {
+        for ((s, &depth), grown) in sequences.iter().zip(depths).zip(&mut grown) {
             let (past, count) = (s.past(), s.tokens.len());
-            for _ in 0..passing_blocks(s) {
-                blocks.push(free);
-                free = free.wrapping_add(layer);
+            // Blocks that hold one layer at a time, whichever store it belongs to.
+            let here: Vec<*mut f32> = (0..passing_blocks(s)).map(|n| free.wrapping_add(n * layer)).collect();
+            free = free.wrapping_add(here.len() * layer);
+            let mut strips: [Strip; STORES] = Default::default();
+            for (number, (strip, (dropped, blocks))) in strips.iter_mut().zip(std::mem::take(grown)).enumerate() {
+                *strip = match s.prefix {
+                    _ if s.cache.is_some() => Strip { dropped, blocks, ..Strip::default() },
+                    None => Strip { blocks: here.clone(), ..Strip::default() },
+                    Some(prefix) => {
+                        let (dropped, mut held) = prefix.blocks(number);
+                        let shared = held.by_ref().take(past / BLOCK - dropped).collect();
+                        Strip { dropped, shared, blocks: here.clone(), partial: held.next() }
+                    }
+                };
             }
-            let whole = past / BLOCK;
-            let prefix = || s.prefix.into_iter().flat_map(|prefix| prefix.blocks());
             let captured = s.capture.count(count);
             let at_last_block = if s.capture.layers.last() == Some(&(depth.wrapping_sub(1))) { captured } else { 0 };
             outputs.push(Output {
@@ -127,9 +151,7 @@ impl<'a> Pass<'a> {
                 depth,
                 kept: at_last_block.max(s.logits.count(count)),
                 sequence: s,
-                shared: prefix().take(whole).collect(),
-                partial: prefix().nth(whole),
-                blocks: std::mem::take(blocks),
+                strips,
                 layer_stride: if s.cache.is_some() { layer } else { 0 },
                 angles: angles.rows(model, past, count),
             });
@@ -151,20 +173,25 @@ impl<'a> Pass<'a> {
         Ok(self.outputs)
     }
 
-    /// `x` = the embedding of every token, widened exactly.
+    /// `x` = the embedding of every token, widened exactly, times the model's scale.
     fn embed(&mut self, rows: &[Member]) {
-        let hidden = self.model.config.hidden;
+        let (hidden, scale) = (self.model.config.hidden, self.model.config.embedding_scale);
         let table = self.model.weights.embed.view();
         self.work.x.resize(count(rows) * hidden, 0.0);
         for member in rows {
             for (n, &id) in self.runs[member.run].tokens.iter().enumerate() {
                 let at = (member.start + n) * hidden;
-                table.widen_row(id as usize, &mut self.work.x[at..at + hidden]);
+                let row = &mut self.work.x[at..at + hidden];
+                table.widen_row(id as usize, row);
+                if scale != 1.0 {
+                    row.iter_mut().for_each(|x| *x *= scale);
+                }
             }
         }
     }
 
-    /// One decoder block: `x += attention(norm(x))`, then `x += mlp(norm(x))`, with `x` `[rows, hidden]`.
+    /// One decoder block: `x += attention(norm(x))`, then `x += mlp(norm(x))`, with `x` `[rows, hidden]`. A family may norm what is added
+    /// instead, or too, and scale it.
     ///
     /// Taps, in this order: `PreSteer`, the block's own output; the steering plan's addition; `PostSteer`. Gives the rows that go on.
     fn block(&mut self, index: usize, rows: &[Member]) -> Result<Vec<Member>> {
@@ -206,8 +233,7 @@ impl<'a> Pass<'a> {
         let (hidden, all, some) = (config.hidden, count(rows), count(kept));
         let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let mut work = std::mem::take(self.work);
-        work.normed.resize(all * hidden, 0.0);
-        self.norm(&mut work.normed, &work.x, &w.attn_norm)?;
+        self.norm_or_copy(&mut work.normed, &work.x, w.attn_norm.as_deref())?;
         let partly = rows != kept;
         if partly {
             gather(&work.normed, rows, &mut work.normed_kept, kept, hidden);
@@ -222,6 +248,11 @@ impl<'a> Pass<'a> {
             Projection::new(&work.normed, &w.k, &mut work.k, Then::Store),
             Projection::new(&work.normed, &w.v, &mut work.v, Then::Store),
         ])?;
+        for (x, gain) in [(&mut work.q, &w.q_norm), (&mut work.k, &w.k_norm)] {
+            if let Some(gain) = gain {
+                self.norm_in_place(x, &mut work.spare, gain)?;
+            }
+        }
         if partly {
             self.check_keys(index, rows, &work.k, &work.v)?;
         }
@@ -229,24 +260,71 @@ impl<'a> Pass<'a> {
         self.store_keys(index, rows, &work.k, &work.v)?;
         work.mixed.resize(some * q_width, 0.0);
         self.attend(index, kept, &work.q, &mut work.mixed)?;
-        self.project(&mut [Projection::new(&work.mixed, &w.o, &mut work.x, Then::Add)])?;
+        self.add(&mut work.x, &work.mixed, &w.o, w.attn_post_norm.as_deref(), &mut work.added, &mut work.spare)?;
         *self.work = work;
         Ok(())
     }
 
     /// `x += down(activation(gate(norm(x))) * up(norm(x)))`
     fn mlp(&mut self, w: &BlockWeights, rows: usize) -> Result<()> {
-        let config = &self.model.config;
         let mut work = std::mem::take(self.work);
-        work.normed.resize(rows * config.hidden, 0.0);
-        self.norm(&mut work.normed, &work.x, &w.mlp_norm)?;
-        work.mlp.resize(rows * config.mlp, 0.0);
+        self.norm_or_copy(&mut work.normed, &work.x, w.mlp_norm.as_deref())?;
+        work.mlp.resize(rows * self.model.config.mlp, 0.0);
         self.gate_up(w, rows, &work.normed, &mut work.mlp)?;
-        self.project(&mut [Projection::new(&work.mlp, &w.down, &mut work.x, Then::Add)])?;
+        self.add(&mut work.x, &work.mlp, &w.down, w.mlp_post_norm.as_deref(), &mut work.added, &mut work.spare)?;
         *self.work = work;
         Ok(())
     }
 
+    /// `x += scale norm(linear(from))`; in one step where there is neither a norm nor a scale. `added`, `spare`: room.
+    fn add(
+        &mut self,
+        x: &mut [f32],
+        from: &[f32],
+        linear: &Linear,
+        gain: Option<&[f32]>,
+        added: &mut Vec<f32>,
+        spare: &mut Vec<f32>,
+    ) -> Result<()> {
+        let (isa, scale, hidden) = (self.model.isa, self.model.config.residual_scale, linear.weight.rows());
+        if gain.is_none() && scale == 1.0 {
+            return self.project(&mut [Projection::new(from, linear, x, Then::Add)]);
+        }
+        added.resize(x.len(), 0.0);
+        self.project(&mut [Projection::new(from, linear, added, Then::Store)])?;
+        if let Some(gain) = gain {
+            self.norm_in_place(added, spare, gain)?;
+        }
+        let rows = x.len() / hidden;
+        let (x, added) = (Shared::new(x, rows, hidden), &*added);
+        self.over_rows(rows, &|range| {
+            // SAFETY: ranges are disjoint.
+            let mut panel = unsafe { x.panel(range.clone(), 0..hidden) };
+            for (n, row) in range.enumerate() {
+                steer::add_scaled(isa, panel.row(n), &added[row * hidden..(row + 1) * hidden], scale);
+            }
+        })
+    }
+
+    fn norm_or_copy(&mut self, out: &mut Vec<f32>, x: &[f32], gain: Option<&[f32]>) -> Result<()> {
+        out.resize(x.len(), 0.0);
+        match gain {
+            Some(gain) => self.norm(out, x, gain),
+            None => {
+                out.copy_from_slice(x);
+                Ok(())
+            }
+        }
+    }
+
+    fn norm_in_place(&mut self, x: &mut Vec<f32>, spare: &mut Vec<f32>, gain: &[f32]) -> Result<()> {
+        spare.resize(x.len(), 0.0);
+        self.norm(spare, x, gain)?;
+        std::mem::swap(x, spare);
+        Ok(())
+    }
+
+    /// Each row of `gain.len()` numbers of `x`, normed.
     fn norm(&mut self, out: &mut [f32], x: &[f32], gain: &[f32]) -> Result<()> {
         let (isa, eps, hidden) = (self.model.isa, self.model.config.norm_eps, gain.len());
         let rows = x.len() / hidden;
@@ -425,6 +503,7 @@ impl<'a> Pass<'a> {
         let head = Linear { weight: model.weights.head.clone(), bias: None };
         self.project(&mut [Projection::new(&work.normed, &head, &mut logits, Then::Store)])?;
         *self.work = work;
+        self.finish_logits(&mut logits)?;
         if let Some((sequence, position, id)) = self.first_bad(&logits, vocab, &wanted) {
             return Err(Error::NonFiniteLogits { position, id, sequence });
         }
@@ -436,6 +515,24 @@ impl<'a> Pass<'a> {
             }
         }
         Ok(())
+    }
+
+    /// What some families do to logits last. In f32, in the order of transformers.
+    fn finish_logits(&mut self, logits: &mut [f32]) -> Result<()> {
+        let (divisor, cap, vocab) = (self.model.config.logit_divisor, self.model.config.logit_cap, self.model.config.vocab);
+        if divisor == 1.0 && cap.is_none() {
+            return Ok(());
+        }
+        let isa = self.model.isa;
+        let rows = logits.len() / vocab;
+        let cells: Vec<_> = (0..rows).flat_map(|row| (0..vocab).step_by(4096).map(move |start| (row, start))).collect();
+        let logits = Shared::new(logits, rows, vocab);
+        self.region(cells.len(), &|cell| {
+            let (row, start) = cells[cell];
+            // SAFETY: the cells are disjoint.
+            let mut panel = unsafe { logits.panel(row..row + 1, start..(start + 4096).min(vocab)) };
+            activation::divide_and_cap(isa, panel.row(0), divisor, cap);
+        })
     }
 
     /// The last `rows(run)` tokens of each sequence that has any, packed in order.

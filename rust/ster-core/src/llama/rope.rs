@@ -39,14 +39,22 @@ pub enum RopeScaling {
         truncate: bool,
         original_context: usize,
     },
+    /// Ding et al. 2024, arXiv:2402.13753: each pair's frequency divided by its own factor, of one list up to the original context and of
+    /// another for longer sequences; `attention_factor` on cos and sin.
+    LongRope {
+        short: Vec<f32>,
+        long: Vec<f32>,
+        attention_factor: f64,
+        original_context: usize,
+    },
 }
 
 impl Rope {
     /// Inverse frequencies `[head_dim / 2]`: the angle of pair `i` at position `p` is `p * frequencies[i]`.
     ///
     /// `context` is `max_position_embeddings`, `length` the number of positions of the whole sequence after this pass; only
-    /// [`RopeScaling::Dynamic`] looks at them. transformers remembers the longest pass of a model and this does not: the
-    /// frequencies are those of a model that sees the sequence in one pass.
+    /// [`RopeScaling::Dynamic`] and [`RopeScaling::LongRope`] look at it. transformers remembers the longest pass of a model and this does
+    /// not: the frequencies are those of a model that sees the sequence in one pass.
     pub fn inverse_frequencies(&self, head_dim: usize, context: usize, length: usize) -> Vec<f32> {
         let theta = self.theta as f32;
         match self.scaling {
@@ -102,30 +110,57 @@ impl Rope {
                     })
                     .collect()
             }
+            RopeScaling::LongRope { ref short, ref long, original_context, .. } => {
+                let factors = if length > original_context { long } else { short };
+                powers(theta, head_dim).zip(factors).map(|(power, factor)| 1.0 / (factor * power)).collect()
+            }
         }
     }
 
     /// Multiplied onto cos and sin.
     pub fn attention_factor(&self) -> f32 {
         match self.scaling {
-            RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+            RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => attention_factor as f32,
             _ => 1.0,
         }
     }
 
-    /// Whether frequencies change while a sequence grows past the context.
+    /// Whether frequencies change while a sequence grows.
     pub fn depends_on_length(&self) -> bool {
-        matches!(self.scaling, RopeScaling::Dynamic { .. })
+        matches!(self.scaling, RopeScaling::Dynamic { .. } | RopeScaling::LongRope { .. })
+    }
+
+    /// The length that stands for all lengths with the frequencies of `length`.
+    pub fn regime(&self, context: usize, length: usize) -> usize {
+        match self.scaling {
+            RopeScaling::Dynamic { .. } => length.max(context),
+            RopeScaling::LongRope { original_context, .. } => original_context + usize::from(length > original_context),
+            _ => 0,
+        }
+    }
+
+    /// Sequences longer than this are rotated otherwise from their first position on, and keys that were cached before mean nothing to
+    /// what follows: such a sequence must be run again from its start, as transformers' Phi-3 does.
+    pub fn switches_after(&self) -> Option<usize> {
+        match self.scaling {
+            RopeScaling::LongRope { original_context, .. } => Some(original_context),
+            _ => None,
+        }
     }
 }
 
 /// The attention factor of yarn where the config gives none; `mscale` as DeepSeek extends it.
-pub(super) fn yarn_attention_factor(factor: f64, mscale: Option<(f64, f64)>) -> f64 {
+pub(in crate::llama) fn yarn_attention_factor(factor: f64, mscale: Option<(f64, f64)>) -> f64 {
     let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * libm::log(factor) + 1.0 };
     match mscale {
         Some((mscale, mscale_all_dim)) => scale(mscale) / scale(mscale_all_dim),
         None => scale(1.0),
     }
+}
+
+/// The attention factor of longrope where the config gives none.
+pub(in crate::llama) fn longrope_attention_factor(factor: f64, original_context: usize) -> f64 {
+    if factor <= 1.0 { 1.0 } else { (1.0 + libm::log(factor) / libm::log(original_context as f64)).sqrt() }
 }
 
 fn default(theta: f32, head_dim: usize) -> Vec<f32> {

@@ -1,9 +1,10 @@
-//! The tensors of a Llama checkpoint, each checked against the config, none left over.
+//! The tensors of a checkpoint, each checked against the config, none left over.
 
 use std::collections::BTreeSet;
 
 use super::config::LlamaConfig;
-use crate::checkpoint::{Checkpoint, WeightMatrix};
+use super::families::{Norms, QkNorm};
+use crate::checkpoint::{Checkpoint, Form, WeightMatrix};
 use crate::error::{Error, Result};
 use crate::tensor::Dtype;
 
@@ -16,13 +17,21 @@ pub struct Linear {
     pub bias: Option<Vec<f32>>,
 }
 
-/// One decoder block.
+/// One decoder block. Gains as they are applied: where a family stores `w` for `1 + w`, the 1 is added.
 #[derive(Clone, Debug)]
 pub struct BlockWeights {
-    /// `[hidden]`; `input_layernorm`
-    pub attn_norm: Vec<f32>,
-    /// `[hidden]`; `post_attention_layernorm`, which in Llama is the norm before the MLP
-    pub mlp_norm: Vec<f32>,
+    /// `[hidden]`; before attention
+    pub attn_norm: Option<Vec<f32>>,
+    /// `[hidden]`; on what attention adds
+    pub attn_post_norm: Option<Vec<f32>>,
+    /// `[hidden]`; before the MLP
+    pub mlp_norm: Option<Vec<f32>>,
+    /// `[hidden]`; on what the MLP adds
+    pub mlp_post_norm: Option<Vec<f32>>,
+    /// `[head_dim]`, or `[heads * head_dim]` for a norm over all heads
+    pub q_norm: Option<Vec<f32>>,
+    /// `[head_dim]` or `[kv_heads * head_dim]`
+    pub k_norm: Option<Vec<f32>>,
     /// `[heads * head_dim, hidden]`
     pub q: Linear,
     /// `[kv_heads * head_dim, hidden]`
@@ -56,34 +65,23 @@ pub struct LlamaWeights {
 }
 
 impl LlamaWeights {
-    pub fn load(checkpoint: &Checkpoint, config: &LlamaConfig) -> Result<LlamaWeights> {
-        let mut reader = Reader { checkpoint, used: BTreeSet::new(), dtypes: Vec::new(), bytes: 0 };
-        let (q_width, kv_width) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-
+    pub fn load(checkpoint: &Checkpoint, config: &LlamaConfig, form: Form) -> Result<LlamaWeights> {
+        let plus_one = config.family.gain_plus_one && !form.gains_with_one;
+        let mut reader = Reader { checkpoint, config, plus_one, used: BTreeSet::new(), dtypes: Vec::new(), bytes: 0 };
         let embed = reader.matrix("model.embed_tokens.weight".into(), config.vocab, config.hidden)?;
         // Not with_capacity: the number of layers is the config's word until their tensors are found.
         let mut blocks = Vec::new();
         for i in 0..config.layers {
-            let mut norm = |name: &str| reader.vector(format!("model.layers.{i}.{name}.weight"), config.hidden);
-            let (attn_norm, mlp_norm) = (norm("input_layernorm")?, norm("post_attention_layernorm")?);
-            let mut attn = |name: &str, out, input| {
-                reader.linear(&format!("model.layers.{i}.self_attn.{name}_proj"), out, input, config.attention_bias)
-            };
-            let (q, k) = (attn("q", q_width, config.hidden)?, attn("k", kv_width, config.hidden)?);
-            let (v, o) = (attn("v", kv_width, config.hidden)?, attn("o", config.hidden, q_width)?);
-            let mut mlp = |name: &str, out, input| reader.linear(&format!("model.layers.{i}.mlp.{name}_proj"), out, input, config.mlp_bias);
-            let (gate, up) = (mlp("gate", config.mlp, config.hidden)?, mlp("up", config.mlp, config.hidden)?);
-            let down = mlp("down", config.hidden, config.mlp)?;
-            blocks.push(BlockWeights { attn_norm, mlp_norm, q, k, v, o, gate, up, down });
+            blocks.push(reader.block(&format!("model.layers.{i}"))?);
         }
-        let norm = reader.vector("model.norm.weight".into(), config.hidden)?;
+        let norm = reader.gain("model.norm".into(), config.hidden)?;
 
         let mut warnings = checkpoint.warnings().to_vec();
-        let head = reader.head(&embed, config, &mut warnings)?;
+        let head = reader.head(&embed, &mut warnings)?;
         if !head.is(&embed) {
             embed.read_sparsely(); // a tied one is also the head, which is read in order
         }
-        reader.nothing_left(config)?;
+        reader.nothing_left()?;
         let Reader { mut dtypes, bytes, .. } = reader;
         dtypes.sort_by_key(|dtype| dtype.name());
         Ok(LlamaWeights { embed, blocks, norm, head, warnings, dtypes, bytes })
@@ -103,12 +101,70 @@ impl LlamaWeights {
 /// Takes tensors from a checkpoint and remembers which.
 struct Reader<'a> {
     checkpoint: &'a Checkpoint,
+    config: &'a LlamaConfig,
+    /// Gains are stored without their 1.
+    plus_one: bool,
     used: BTreeSet<String>,
     dtypes: Vec<Dtype>,
     bytes: u64,
 }
 
 impl Reader<'_> {
+    fn block(&mut self, name: &str) -> Result<BlockWeights> {
+        let LlamaConfig { family, hidden, heads, kv_heads, head_dim, mlp, qkv_bias, o_bias, mlp_bias, .. } = *self.config;
+        let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+        // `post_attention_layernorm` is Llama's name for the norm before the MLP, and others' for the one after attention.
+        let norms: [Option<&str>; 4] = match family.norms {
+            Norms::Before => [Some("input_layernorm"), None, Some("post_attention_layernorm"), None],
+            Norms::After => [None, Some("post_attention_layernorm"), None, Some("post_feedforward_layernorm")],
+            Norms::Around => [
+                Some("input_layernorm"),
+                Some("post_attention_layernorm"),
+                Some("pre_feedforward_layernorm"),
+                Some("post_feedforward_layernorm"),
+            ],
+        };
+        let mut gains = Vec::new();
+        for norm in norms {
+            gains.push(norm.map(|norm| self.gain(format!("{name}.{norm}"), hidden)).transpose()?);
+        }
+        let [attn_norm, attn_post_norm, mlp_norm, mlp_post_norm] = gains.try_into().expect("four norms");
+        let [q_norm, k_norm] = match family.qk_norm {
+            QkNorm::None => [None, None],
+            QkNorm::Head => [Some(head_dim), Some(head_dim)],
+            QkNorm::Whole => [Some(q_width), Some(kv_width)],
+        };
+        let q_norm = q_norm.map(|len| self.gain(format!("{name}.self_attn.q_norm"), len)).transpose()?;
+        let k_norm = k_norm.map(|len| self.gain(format!("{name}.self_attn.k_norm"), len)).transpose()?;
+
+        let (attn, ffn) = (format!("{name}.self_attn"), format!("{name}.mlp"));
+        let ([q, k, v], [gate, up]) = if family.fused {
+            let qkv = self.matrix(format!("{attn}.qkv_proj.weight"), q_width + 2 * kv_width, hidden)?;
+            let gate_up = self.matrix(format!("{ffn}.gate_up_proj.weight"), 2 * mlp, hidden)?;
+            let part = |whole: &WeightMatrix, from, rows| Linear { weight: whole.rows_from(from, rows), bias: None };
+            let qkv = [part(&qkv, 0, q_width), part(&qkv, q_width, kv_width), part(&qkv, q_width + kv_width, kv_width)];
+            (qkv, [part(&gate_up, 0, mlp), part(&gate_up, mlp, mlp)])
+        } else {
+            let q = self.linear(&format!("{attn}.q_proj"), q_width, hidden, qkv_bias)?;
+            let k = self.linear(&format!("{attn}.k_proj"), kv_width, hidden, qkv_bias)?;
+            let v = self.linear(&format!("{attn}.v_proj"), kv_width, hidden, qkv_bias)?;
+            let gate = self.linear(&format!("{ffn}.gate_proj"), mlp, hidden, mlp_bias)?;
+            ([q, k, v], [gate, self.linear(&format!("{ffn}.up_proj"), mlp, hidden, mlp_bias)?])
+        };
+        let o = self.linear(&format!("{attn}.o_proj"), hidden, q_width, o_bias)?;
+        let down = self.linear(&format!("{ffn}.down_proj"), hidden, mlp, mlp_bias)?;
+        Ok(BlockWeights { attn_norm, attn_post_norm, mlp_norm, mlp_post_norm, q_norm, k_norm, q, k, v, o, gate, up, down })
+    }
+
+    /// The gains of a norm, as they are applied.
+    fn gain(&mut self, name: String, len: usize) -> Result<Vec<f32>> {
+        let mut gain = self.vector(format!("{name}.weight"), len)?;
+        if self.plus_one {
+            gain.iter_mut().for_each(|gain| *gain += 1.0); // in f32, as transformers does
+        }
+        Ok(gain)
+    }
+
     fn took(&mut self, name: String, dtype: Dtype, numbers: usize) {
         self.used.insert(name);
         self.bytes += (numbers * dtype.size()) as u64;
@@ -137,8 +193,9 @@ impl Reader<'_> {
 
     /// The output head. Tied and a different head in the file: the file wins, as in transformers 5 (`tie_weights` in
     /// `modeling_utils.py`: both present and unequal, so not tied); releases before 5 let the embedding win.
-    fn head(&mut self, embed: &WeightMatrix, config: &LlamaConfig, warnings: &mut Vec<String>) -> Result<WeightMatrix> {
+    fn head(&mut self, embed: &WeightMatrix, warnings: &mut Vec<String>) -> Result<WeightMatrix> {
         const NAME: &str = "lm_head.weight";
+        let config = self.config;
         if config.tied && !self.checkpoint.contains(NAME) {
             return Ok(embed.clone());
         }
@@ -157,18 +214,19 @@ impl Reader<'_> {
     }
 
     /// Refuse the first tensor the config does not account for.
-    fn nothing_left(&self, config: &LlamaConfig) -> Result<()> {
+    fn nothing_left(&self) -> Result<()> {
+        let config = self.config;
         // Old checkpoints store the rotary frequencies, which follow from the config; transformers ignores them too.
         let left = self.checkpoint.names().find(|name| !self.used.contains(*name) && !name.ends_with(".rotary_emb.inv_freq"));
         let Some(name) = left else { return Ok(()) };
         let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()).and_then(|i| i.parse::<usize>().ok());
         let problem = match layer {
             Some(i) if i >= config.layers => format!("belongs to layer {i}, but `num_hidden_layers` is {}", config.layers),
-            Some(_) if name.ends_with("_proj.bias") => {
+            Some(_) if name.ends_with("_proj.bias") && config.family.name == "llama" => {
                 let flag = if name.contains(".self_attn.") { "attention_bias" } else { "mlp_bias" };
                 format!("is a bias, but `{flag}` is false (transformers would leave it out)")
             }
-            _ => "is not part of a Llama model".into(),
+            _ => format!("is not part of a {} model", config.family.name),
         };
         Err(Error::Tensor { path: self.checkpoint.path_of(name).into(), tensor: name.into(), problem })
     }

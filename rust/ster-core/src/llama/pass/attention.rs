@@ -1,11 +1,9 @@
 //! Keys and values into their blocks, and attention over them.
 
-use super::angles::Rotary;
 use super::rows::{Member, count};
 use super::{Pass, Run, SCRATCH};
 use crate::error::Result;
 use crate::kernels::attention::{self, BLOCK};
-use crate::kernels::rotary;
 use crate::tensor::Shared;
 
 /// Pointers that threads may share: each grain writes rows of its own.
@@ -19,10 +17,12 @@ unsafe impl Send for Blocks<'_> {}
 impl Pass<'_> {
     /// What a shared prefix has in its last block goes into the sequence's own first block.
     pub(super) fn copy_partial_blocks(&mut self, index: usize, rows: &[Member]) {
-        let layout = self.layout;
+        let layout = &self.layout;
+        let (store, slot) = layout.place(index);
         for member in rows {
             let run = &self.runs[member.run];
-            let Some(partial) = run.partial else { continue };
+            let strip = &run.strips[store];
+            let Some(partial) = strip.partial else { continue };
             let filled = run.past % BLOCK * layout.width;
             for head in 0..layout.kv_heads {
                 for half in [0, BLOCK * layout.width] {
@@ -30,8 +30,8 @@ impl Pass<'_> {
                     // SAFETY: both are blocks of `layout`; the prefix is only read, the other is this sequence's own, and nobody else
                     // runs now.
                     unsafe {
-                        let from = partial.add(index * layout.layer() + at);
-                        std::ptr::copy_nonoverlapping(from, run.blocks[0].add(index * run.layer_stride + at), filled);
+                        let from = partial.add(slot * layout.layer() + at);
+                        std::ptr::copy_nonoverlapping(from, strip.blocks[0].add(slot * run.layer_stride + at), filled);
                     }
                 }
             }
@@ -40,12 +40,13 @@ impl Pass<'_> {
 
     /// Turn the keys to their positions and put them, with the values, where attention reads them.
     pub(super) fn store_keys(&mut self, index: usize, rows: &[Member], k: &[f32], v: &[f32]) -> Result<()> {
-        let (isa, layout, config) = (self.model.isa, self.layout, &self.model.config);
-        let (dim, half) = (config.head_dim, config.head_dim / 2);
+        let (isa, layout, config) = (self.model.isa, self.layout.clone(), &self.model.config);
+        let (rope, (store, slot)) = (config.rope_of(index), layout.place(index));
+        let dim = config.head_dim;
         let kv_width = config.kv_heads * dim;
         let owners: Vec<(usize, usize)> = rows.iter().flat_map(|member| (0..member.rows).map(|n| (member.run, member.first + n))).collect();
         let runs = std::mem::take(&mut self.runs);
-        let rotary = std::mem::replace(&mut self.rotary, Rotary { cos: Vec::new(), sin: Vec::new() });
+        let rotary = std::mem::take(&mut self.rotary);
         let lent = Blocks(&runs);
         let result = self.over_rows(owners.len(), &|range| {
             let lent = &lent;
@@ -53,18 +54,18 @@ impl Pass<'_> {
                 let (run, token) = owners[row];
                 let run = &lent.0[run];
                 let position = run.past + token;
-                let angle = run.angles[token] * half;
-                let (cos, sin) = (&rotary.cos[angle..angle + half], &rotary.sin[angle..angle + half]);
-                let block = run.blocks[position / BLOCK - run.shared.len()];
+                let angle = rope.map(|rope| run.angles[rope][token]);
+                let strip = &run.strips[store];
+                let block = strip.blocks[position / BLOCK - strip.dropped - strip.shared.len()];
                 for head in 0..config.kv_heads {
                     let from = row * kv_width + head * dim;
-                    let key = index * run.layer_stride + layout.head(head) + position % BLOCK * layout.width;
+                    let key = slot * run.layer_stride + layout.head(head) + position % BLOCK * layout.width;
                     let value = key + BLOCK * layout.width;
                     // SAFETY: `Layout` leaves `width` >= head_dim numbers here; this grain alone writes this position; nobody reads now.
                     let (key, value) = unsafe {
                         (std::slice::from_raw_parts_mut(block.add(key), dim), std::slice::from_raw_parts_mut(block.add(value), dim))
                     };
-                    rotary::rotate(isa, key, &k[from..from + dim], cos, sin);
+                    rotary.turn(isa, key, &k[from..from + dim], angle);
                     value.copy_from_slice(&v[from..from + dim]);
                 }
             }
@@ -74,20 +75,22 @@ impl Pass<'_> {
         result
     }
 
-    /// `mixed` `[kept, heads * head_dim]`: each query over the keys of its sequence up to its own position.
+    /// `mixed` `[kept, heads * head_dim]`: each query over the keys of its sequence up to its own position, as far back as the layer sees.
     pub(super) fn attend(&mut self, index: usize, kept: &[Member], q: &[f32], mixed: &mut [f32]) -> Result<()> {
         /// Numbers of scores in a grain: they stay in the second-level cache.
         const SCORES: usize = 48 * 1024;
-        let (isa, layout, config) = (self.model.isa, self.layout, &self.model.config);
-        let (dim, half, group) = (config.head_dim, config.head_dim / 2, config.heads / config.kv_heads);
+        let (isa, layout, config) = (self.model.isa, self.layout.clone(), &self.model.config);
+        let (rope, (store, slot)) = (config.rope_of(index), layout.place(index));
+        let window = config.window_of(index).unwrap_or(usize::MAX);
+        let (dim, group) = (config.head_dim, config.heads / config.kv_heads);
         let q_width = config.heads * dim;
-        let scale = (1.0 / (dim as f64).sqrt()) as f32;
+        let score = attention::Score { scale: config.attention_scale, cap: config.score_cap };
         let runs = std::mem::take(&mut self.runs);
-        let rotary = std::mem::replace(&mut self.rotary, Rotary { cos: Vec::new(), sin: Vec::new() });
+        let rotary = std::mem::take(&mut self.rotary);
         let mut grains = Vec::new();
         for member in kept.iter().filter(|member| member.rows > 0) {
             let longest = runs[member.run].past + member.first + member.rows;
-            let tile = (SCORES / (longest * group)).clamp(1, 32);
+            let tile = (SCORES / (longest.min(window.saturating_add(BLOCK)) * group)).clamp(1, 32);
             for head in 0..config.kv_heads {
                 for start in (0..member.rows).step_by(tile) {
                     grains.push((member, head, start..(start + tile).min(member.rows)));
@@ -100,12 +103,16 @@ impl Pass<'_> {
             let lent = &lent;
             let (member, head, tokens) = grains[grain].clone();
             let run = &lent.0[member.run];
-            let rows = attention::Rows { count: tokens.len() * group, group, first: run.past + member.first + tokens.start + 1 };
-            let longest = run.past + member.first + tokens.end;
+            let strip = &run.strips[store];
+            let (first, end) = (run.past + member.first + tokens.start + 1, run.past + member.first + tokens.end);
+            // Blocks before the first that any of these rows sees are left out, and positions counted from there.
+            let skipped = first.saturating_sub(window) / BLOCK;
+            let (first, longest) = (first - skipped * BLOCK, end - skipped * BLOCK);
+            let rows = attention::Rows { count: tokens.len() * group, group, first, window };
             // `wrapping_add`: pointers only; `attend` reads inside the blocks.
-            let shared = run.shared.iter().map(|block| block.wrapping_add(index * layout.layer()));
-            let own = run.blocks.iter().map(|block| block.cast_const().wrapping_add(index * run.layer_stride));
-            let blocks: Vec<*const f32> = shared.chain(own).take(longest.div_ceil(BLOCK)).collect();
+            let shared = strip.shared.iter().map(|block| block.wrapping_add(slot * layout.layer()));
+            let own = strip.blocks.iter().map(|block| block.cast_const().wrapping_add(slot * run.layer_stride));
+            let blocks: Vec<*const f32> = shared.chain(own).skip(skipped - strip.dropped).take(longest.div_ceil(BLOCK)).collect();
             let head_place = attention::Head { blocks: &blocks, offset: layout.head(head), width: layout.width };
             SCRATCH.with_borrow_mut(|scratch| {
                 let size = rows.count * layout.width;
@@ -120,10 +127,9 @@ impl Pass<'_> {
                 for (row, query) in queries.chunks_exact_mut(layout.width).enumerate() {
                     let (token, column) = source(row);
                     let from = (member.start + token) * q_width + column;
-                    let angle = run.angles[member.first + token] * half;
-                    rotary::rotate(isa, query, &q[from..from + dim], &rotary.cos[angle..angle + half], &rotary.sin[angle..angle + half]);
+                    rotary.turn(isa, query, &q[from..from + dim], rope.map(|rope| run.angles[rope][member.first + token]));
                 }
-                attention::attend(isa, queries, rows, head_place, scale, scores, result);
+                attention::attend(isa, queries, rows, head_place, score, scores, result);
                 for (row, result) in result.chunks_exact(layout.width).enumerate() {
                     let (token, column) = source(row);
                     let at = member.start + token;
