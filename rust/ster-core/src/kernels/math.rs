@@ -93,6 +93,24 @@ pub fn sin_cos(angle: f32) -> (f32, f32) {
     (sin as f32, cos as f32)
 }
 
+/// `tanh x` in f32, within 3 ulp of the true value; NaN for NaN.
+///
+/// Small `x`: the Taylor series to `x^9`, whose next term is below 1e-8 of the sum. Else `(1 - t) / (1 + t)` with `t = e^(-2|x|)`, where
+/// nothing cancels.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    const SMALL: f32 = 0.25;
+    let size = x.abs();
+    let square = x * x;
+    let p = square.mul_add(62.0 / 2835.0, -17.0 / 315.0);
+    let p = square.mul_add(p, 2.0 / 15.0);
+    let p = square.mul_add(p, -1.0 / 3.0);
+    let near = (square * x).mul_add(p, x);
+    let t = exp(-2.0 * size);
+    let far = ((1.0 - t) / (1.0 + t)).copysign(x);
+    if size < SMALL { near } else { far }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,6 +149,24 @@ mod tests {
     }
 
     #[test]
+    fn tanh_is_within_3_ulp_everywhere() {
+        let mut worst = (0.0, 0.0);
+        for step in 0..2_000_000 {
+            // Every exponent, both signs, and dense where the two formulas meet.
+            let size = 10f64.powf(-40.0 + 41.5 * f64::from(step) / 2e6) as f32;
+            for x in [size, -size, 0.25 + (size - 10.0) * 1e-3] {
+                let found = ulps(tanh(x), libm::tanh(f64::from(x)));
+                if found > worst.0 {
+                    worst = (found, x);
+                }
+            }
+        }
+        assert!(worst.0 <= 3.0, "{worst:?}");
+        assert_eq!([tanh(f32::INFINITY), tanh(f32::NEG_INFINITY), tanh(0.0)], [1.0, -1.0, 0.0]);
+        assert!(tanh(f32::NAN).is_nan());
+    }
+
+    #[test]
     fn sin_and_cos_round_to_the_nearest_or_its_neighbour() {
         let mut angles: Vec<f32> = (0..1_000_000).map(|n| n as f32 * 0.173).collect();
         angles.extend((0..200_000).map(|n| n as f32)); // position times an inverse frequency of 1
@@ -143,22 +179,4 @@ mod tests {
             assert!(ulps(cos, true_cos) <= 0.501, "cos {angle}: {cos} {true_cos}");
         }
     }
-}
-
-/// `tanh x` in f32, within 3 ulp of the true value; NaN for NaN.
-///
-/// Small `x`: the Taylor series to `x^9`, whose next term is below 1e-8 of the sum. Else `(1 - t) / (1 + t)` with `t = e^(-2|x|)`, where
-/// nothing cancels.
-#[inline(always)]
-pub fn tanh(x: f32) -> f32 {
-    const SMALL: f32 = 0.25;
-    let size = x.abs();
-    let square = x * x;
-    let p = square.mul_add(62.0 / 2835.0, -17.0 / 315.0);
-    let p = square.mul_add(p, 2.0 / 15.0);
-    let p = square.mul_add(p, -1.0 / 3.0);
-    let near = (square * x).mul_add(p, x);
-    let t = exp(-2.0 * size);
-    let far = ((1.0 - t) / (1.0 + t)).copysign(x);
-    if size < SMALL { near } else { far }
 }

@@ -209,8 +209,8 @@ impl Layers {
             Layers::None => false,
             Layers::All => true,
             Layers::From(first) => layer >= *first,
-            Layers::Every(n) => (layer + 1) % n == 0,
-            Layers::NotEvery(n) => (layer + 1) % n != 0,
+            Layers::Every(n) => (layer + 1).is_multiple_of(*n),
+            Layers::NotEvery(n) => !(layer + 1).is_multiple_of(*n),
             Layers::Listed(flags) => flags.get(layer).copied().unwrap_or(false),
         }
     }
@@ -249,7 +249,7 @@ fn rotary_dim(fields: &Fields, family: &Family, head_dim: usize) -> Result<usize
     }
     let part = said.unwrap_or(1.0);
     let rotary_dim = (head_dim as f64 * part) as usize; // Python's int()
-    if !(0.0..=1.0).contains(&part) || rotary_dim < 2 || rotary_dim % 2 != 0 {
+    if !(0.0..=1.0).contains(&part) || rotary_dim < 2 || !rotary_dim.is_multiple_of(2) {
         return fields.refuse(KEY, format!("must leave an even number of a head's {head_dim} numbers to rotate, found {part}"));
     }
     Ok(rotary_dim)
