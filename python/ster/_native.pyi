@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-__all__ = ["Cache", "Edit", "Engine", "Output", "Sequence", "__version__", "sample"]
+__all__ = ["Cache", "Edit", "Engine", "Output", "Sequence", "__version__", "families", "sample"]
 
 __version__: str
 
@@ -51,8 +51,20 @@ class Cache:
     def length(self) -> int:
         """Tokens held; the position of the next one."""
 
+    @property
+    def shortest(self) -> int:
+        """The least length it can be forked at: layers with a sliding window forget what no later token sees. 0 without a window."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the blocks held, shared ones included."""
+
     def fork(self, length: int | None = None) -> Cache:
-        """A second cache with the first `length` tokens of this one; full blocks are shared, not copied."""
+        """A second cache with the first `length` tokens of this one; full blocks are shared, not copied.
+
+        Raises:
+            CacheError: more than it holds, or fewer than `shortest`.
+        """
 
 @final
 class Sequence:
@@ -111,7 +123,20 @@ class Engine:
     def context_length(self) -> int: ...
     @property
     def chunkable(self) -> bool:
-        """A sequence may run in pieces without a bit changing; False with dynamic rope scaling alone, which looks at the length."""
+        """A sequence may run in pieces without a bit changing; False with dynamic and longrope scaling alone, which look at the length."""
+
+    @property
+    def switches_after(self) -> int | None:
+        """With longrope, the length up to which cached keys hold: a sequence that grows beyond it must run again from its start, which
+        the engine asks for by refusing to go on. None: never."""
+
+    @property
+    def family(self) -> str:
+        """`model_type`, as in `families()`."""
+
+    @property
+    def sliding_window(self) -> int | None:
+        """How many tokens, itself included, a token sees in the layers that have a window."""
 
     @property
     def bos_token_id(self) -> int | None: ...
@@ -148,6 +173,9 @@ class Engine:
             NonFiniteError: NaN or infinity appeared; names layer and token.
             KeyboardInterrupt
         """
+
+def families() -> list[tuple[str, str]]:
+    """Of every family that runs, its `model_type` and what it adds to Llama; Llama first."""
 
 def sample(
     logits: NDArray[np.float32],

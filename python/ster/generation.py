@@ -184,6 +184,9 @@ def stream(
     cache = engine.cache()
     text, run = list(prompt_ids), list(prompt_ids)
     for step in range(limit):
+        again = outgrown(engine, cache)
+        if again:
+            cache, run = engine.cache(), text
         sequence = _native.Sequence(
             np.array(run, dtype=np.uint32), cache=cache, steering=edits, layers=chosen, rows="all", point=point, logits="last"
         )
@@ -195,9 +198,19 @@ def stream(
         ended = token in ends
         added, stopped = writer.add(token, last=ended or step + 1 == limit)
         reason: FinishReason | None = "stop" if ended or stopped else "length" if step + 1 == limit else None
-        yield Step(token, added, reason, seed, output.residual, output.steered)
+        residual, steered = output.residual, output.steered
+        if again:  # rows that ran before were told of then
+            residual = None if residual is None else residual[:, -1:]
+            steered = [[position for position in positions if position == cache.length - 1] for positions in steered]
+        yield Step(token, added, reason, seed, residual, steered)
         if reason is not None:
             return
+
+
+def outgrown(engine: _native.Engine, cache: _native.Cache) -> bool:
+    """Whether a sequence becomes with its next token one whose keys are rotated otherwise (longrope), so that it must run anew."""
+    switch = engine.switches_after
+    return switch is not None and cache.length == switch
 
 
 def collect(model: Model, prompt_ids: Sequence[int], steps: Iterator[Step], layers: Layers | None, point: Point) -> Generation:

@@ -12,6 +12,7 @@ from ster._files import reason
 from ster.cli import console
 from ster.cli.extract import extract
 from ster.cli.generate import generate
+from ster.cli.models import models
 from ster.cli.pairs_import import import_
 from ster.cli.pairs_inspect import inspect as inspect_pairs
 from ster.cli.serve import serve
@@ -47,6 +48,7 @@ pairs = typer.Typer(no_args_is_help=True, help="Contrastive pairs: check, import
 pairs.command("inspect", short_help="What may be wrong with a pair set.")(inspect_pairs)
 pairs.command("import", short_help="Files of other formats, as a pair set.")(import_)
 app.add_typer(pairs, name="pairs")
+app.command(short_help="The families of models that run.")(models)
 app.command("toy-model", short_help="Write the toy checkpoint.")(toy_model)
 
 

@@ -103,8 +103,10 @@ class Batch:
         alike = [other for other in self.running if other.job.plan == job.plan and other.job.work.share_prefix]
         counts = [common(other.job.tokens, beginning) for other in alike]
         for other, count in zip(alike, counts, strict=True):
-            if min(count, other.ran) > shared:
+            if min(count, other.ran) > shared and min(count, other.ran) >= other.cache.shortest:
                 origin, shared = other, min(count, other.ran)
+        if self._model.engine.sliding_window is not None:  # once it has run what is shared, it may have forgotten some of it
+            return origin, shared
         now = shared
         for other, count in zip(alike, counts, strict=True):
             worth = WORTH_WAITING_TOGETHER if other.job.ticket is job.ticket else WORTH_WAITING

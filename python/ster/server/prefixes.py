@@ -64,7 +64,7 @@ class Prefixes:
         """The cache that shares most tokens with `tokens`, and how many; (None, 0) when that is not worth a fork."""
         best, shared = None, WORTHWHILE - 1
         for kept in self._kept.values():
-            if kept.plan == plan and (count := common(kept.tokens, tokens)) > shared:
+            if kept.plan == plan and (count := common(kept.tokens, tokens)) > shared and count >= kept.cache.shortest:
                 best, shared = kept, count
         return best, shared if best else 0
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ster import _native
-from ster.generation import TextWriter
+from ster.generation import TextWriter, outgrown
 from ster.model import Model
 from ster.server.logprobs import TokenScore, score
 from ster.server.memory import Block
@@ -109,6 +109,10 @@ class Running:
         """The next `count` tokens for a pass: of the prompt, or the one new token that has not run."""
         left = self.left
         tokens = self.job.tokens[self.ran : self.ran + count] if left else np.array(self.new_ids[-1:], np.uint32)
+        if not left and outgrown(self._model.engine, self.cache):
+            self.cache = self._model.engine.cache()
+        if not left and self.cache.length < self.ran:  # it grew out of its cache, just now or in a pass that failed
+            tokens = np.concatenate([self.job.tokens, np.array(self.new_ids, np.uint32)])
         work = self.job.work
         logits: Literal["none", "last", "all"] = "none"
         if left and self.scores_prompt:
@@ -124,7 +128,8 @@ class Running:
         start, prompt = self.ran, len(self.job.tokens)
         self.ran += count
         if self._residual is not None:
-            self._residual[:, start : self.ran] = output.residual
+            assert output.residual is not None
+            self._residual[:, start : self.ran] = output.residual[:, -count:]
         logits = output.logits
         events: list[Event] = []
         if start < prompt and self.scores_prompt:

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
+use ster_core::llama::families;
 use ster_core::{Error, SteeringLlama};
 
 use crate::errors::to_python;
@@ -42,7 +43,22 @@ impl Engine {
 
     #[getter]
     fn chunkable(&self) -> bool {
-        !self.0.config().rope.depends_on_length()
+        self.0.config().ropes().all(|rope| !rope.depends_on_length())
+    }
+
+    #[getter]
+    fn switches_after(&self) -> Option<usize> {
+        self.0.switches_after()
+    }
+
+    #[getter]
+    fn family(&self) -> &'static str {
+        self.0.config().family.name
+    }
+
+    #[getter]
+    fn sliding_window(&self) -> Option<usize> {
+        self.0.config().window
     }
 
     #[getter]
@@ -157,4 +173,10 @@ impl Drop for Caches<'_> {
             }
         }
     }
+}
+
+#[pyfunction]
+#[pyo3(name = "families")]
+pub fn list_families() -> Vec<(&'static str, &'static str)> {
+    families::ALL.iter().map(|family| (family.name, family.adds)).collect()
 }

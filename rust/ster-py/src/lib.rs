@@ -15,6 +15,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sequence::Sequence>()?;
     module.add_class::<sequence::Output>()?;
     module.add_class::<engine::Engine>()?;
+    module.add_function(wrap_pyfunction!(engine::list_families, module)?)?;
     module.add_function(wrap_pyfunction!(sample::sample, module)?)?;
     Ok(())
 }

@@ -100,6 +100,16 @@ impl Cache {
         Ok(self.lock().as_ref().ok_or_else(in_use)?.len())
     }
 
+    #[getter]
+    fn shortest(&self) -> PyResult<usize> {
+        Ok(self.lock().as_ref().ok_or_else(in_use)?.shortest())
+    }
+
+    #[getter]
+    fn bytes(&self) -> PyResult<usize> {
+        Ok(self.lock().as_ref().ok_or_else(in_use)?.bytes())
+    }
+
     #[pyo3(signature = (length = None))]
     fn fork(&self, length: Option<usize>) -> PyResult<Cache> {
         let guard = self.lock();
