@@ -275,8 +275,8 @@ impl WeightMatrix {
     }
 
     /// Bytes in the file. Does not overflow: the header was checked against the file's length.
-    fn len(&self) -> usize {
-        self.rows * self.cols * self.dtype.size()
+    pub(crate) fn len(&self) -> usize {
+        self.rows * self.dtype.row_bytes(self.cols).expect("rows of whole blocks")
     }
 }
 
