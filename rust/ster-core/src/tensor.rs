@@ -3,28 +3,86 @@
 #[cfg(target_endian = "big")]
 compile_error!("safetensors are little-endian and Ster reads them in place");
 
-/// Numbers as they lie in a checkpoint file. Widening any of them to f32 is exact.
+use crate::kernels::quant;
+
+/// Numbers as they lie in a checkpoint file. Widening any of them to f32 is exact: the block formats of GGUF define an f32 value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     F32,
     F16,
     BF16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+    IQ4NL,
 }
 
 impl Dtype {
-    pub fn size(self) -> usize {
+    pub const ALL: [Dtype; 14] = [
+        Dtype::F32,
+        Dtype::F16,
+        Dtype::BF16,
+        Dtype::Q4_0,
+        Dtype::Q4_1,
+        Dtype::Q5_0,
+        Dtype::Q5_1,
+        Dtype::Q8_0,
+        Dtype::Q2K,
+        Dtype::Q3K,
+        Dtype::Q4K,
+        Dtype::Q5K,
+        Dtype::Q6K,
+        Dtype::IQ4NL,
+    ];
+
+    /// GGUF's name, ggml's id of the type, numbers of a block, bytes of a block. Source: `GGML_QUANT_SIZES` and `GGMLQuantizationType`
+    /// in gguf-py's `constants.py`.
+    fn facts(self) -> (&'static str, u32, usize, usize) {
         match self {
-            Dtype::F32 => 4,
-            Dtype::F16 | Dtype::BF16 => 2,
+            Dtype::F32 => ("F32", 0, 1, 4),
+            Dtype::F16 => ("F16", 1, 1, 2),
+            Dtype::BF16 => ("BF16", 30, 1, 2),
+            Dtype::Q4_0 => ("Q4_0", 2, 32, 18),
+            Dtype::Q4_1 => ("Q4_1", 3, 32, 20),
+            Dtype::Q5_0 => ("Q5_0", 6, 32, 22),
+            Dtype::Q5_1 => ("Q5_1", 7, 32, 24),
+            Dtype::Q8_0 => ("Q8_0", 8, 32, 34),
+            Dtype::Q2K => ("Q2_K", 10, 256, 84),
+            Dtype::Q3K => ("Q3_K", 11, 256, 110),
+            Dtype::Q4K => ("Q4_K", 12, 256, 144),
+            Dtype::Q5K => ("Q5_K", 13, 256, 176),
+            Dtype::Q6K => ("Q6_K", 14, 256, 210),
+            Dtype::IQ4NL => ("IQ4_NL", 20, 32, 18),
         }
     }
 
+    /// As GGUF spells it.
     pub fn name(self) -> &'static str {
-        match self {
-            Dtype::F32 => "F32",
-            Dtype::F16 => "F16",
-            Dtype::BF16 => "BF16",
-        }
+        self.facts().0
+    }
+
+    /// The dtype of ggml's type `id`, if it is read here.
+    pub fn of_ggml(id: u32) -> Option<Dtype> {
+        Dtype::ALL.into_iter().find(|dtype| dtype.facts().1 == id)
+    }
+
+    /// Numbers and bytes of a block: the least that can stand alone.
+    pub fn block(self) -> (usize, usize) {
+        let (_, _, numbers, bytes) = self.facts();
+        (numbers, bytes)
+    }
+
+    /// Bytes of `cols` numbers; none if that is not a whole number of blocks, or past what can be counted.
+    pub fn row_bytes(self, cols: usize) -> Option<usize> {
+        let (numbers, bytes) = self.block();
+        if cols.is_multiple_of(numbers) { (cols / numbers).checked_mul(bytes) } else { None }
     }
 }
 
@@ -57,15 +115,17 @@ pub struct Weights<'a> {
     pub dtype: Dtype,
     pub rows: usize,
     pub cols: usize,
+    row_bytes: usize,
 }
 
 impl<'a> Weights<'a> {
     /// # Panics
-    /// If `bytes` is not exactly `[rows, cols]` numbers of `dtype`: the kernels read through a raw pointer and rely on it.
+    /// If `bytes` is not exactly `[rows, cols]` numbers of `dtype`, every row in whole blocks: the kernels read through a raw pointer
+    /// and rely on it.
     pub fn new(bytes: &'a [u8], dtype: Dtype, rows: usize, cols: usize) -> Self {
-        let expected = rows.checked_mul(cols).and_then(|n| n.checked_mul(dtype.size()));
-        assert_eq!(Some(bytes.len()), expected, "weight bytes do not fill [{rows}, {cols}]");
-        Weights { bytes, dtype, rows, cols }
+        let row_bytes = dtype.row_bytes(cols).unwrap_or_else(|| panic!("a row of {cols} numbers is not whole blocks of {}", dtype.name()));
+        assert_eq!(Some(bytes.len()), rows.checked_mul(row_bytes), "weight bytes do not fill [{rows}, {cols}]");
+        Weights { bytes, dtype, rows, cols, row_bytes }
     }
 
     /// f32 numbers in memory, seen as weights `[rows, cols]`.
@@ -79,16 +139,19 @@ impl<'a> Weights<'a> {
         self.bytes
     }
 
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
     /// Where row `row` begins; for `rows` itself, the end.
     pub(crate) fn row_ptr(&self, row: usize) -> *const u8 {
-        self.bytes[row * self.cols * self.dtype.size()..].as_ptr()
+        self.bytes[row * self.row_bytes..].as_ptr()
     }
 
     /// Row `row`, widened exactly into `out` `[cols]`.
     pub fn widen_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols);
-        let stride = self.cols * self.dtype.size();
-        let bytes = &self.bytes[row * stride..(row + 1) * stride];
+        let bytes = &self.bytes[row * self.row_bytes..(row + 1) * self.row_bytes];
         match self.dtype {
             Dtype::F32 => {
                 for (out, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
@@ -105,6 +168,17 @@ impl<'a> Weights<'a> {
                     *out = half::bf16::from_le_bytes([b[0], b[1]]).to_f32();
                 }
             }
+            Dtype::Q4_0 => quant::each(bytes, out, quant::legacy::q4_0),
+            Dtype::Q4_1 => quant::each(bytes, out, quant::legacy::q4_1),
+            Dtype::Q5_0 => quant::each(bytes, out, quant::legacy::q5_0),
+            Dtype::Q5_1 => quant::each(bytes, out, quant::legacy::q5_1),
+            Dtype::Q8_0 => quant::each(bytes, out, quant::legacy::q8_0),
+            Dtype::Q2K => quant::each(bytes, out, quant::k::q2_k),
+            Dtype::Q3K => quant::each(bytes, out, quant::k::q3_k),
+            Dtype::Q4K => quant::each(bytes, out, quant::k::q4_k),
+            Dtype::Q5K => quant::each(bytes, out, quant::k::q5_k),
+            Dtype::Q6K => quant::each(bytes, out, quant::k::q6_k),
+            Dtype::IQ4NL => quant::each(bytes, out, quant::iq4::iq4_nl),
         }
     }
 }

@@ -278,7 +278,7 @@ impl WeightMatrix {
     /// If there are not so many.
     pub fn rows_from(&self, from: usize, rows: usize) -> WeightMatrix {
         assert!(from + rows <= self.rows);
-        let row = self.cols * self.dtype.size();
+        let row = self.dtype.row_bytes(self.cols).expect("rows of whole blocks");
         WeightMatrix { offset: self.offset + from * row, rows, ..self.clone() }
     }
 
@@ -294,8 +294,8 @@ impl WeightMatrix {
     }
 
     /// Bytes in the file. Does not overflow: the header was checked against the file's length.
-    fn len(&self) -> usize {
-        self.rows * self.cols * self.dtype.size()
+    pub(crate) fn len(&self) -> usize {
+        self.rows * self.dtype.row_bytes(self.cols).expect("rows of whole blocks")
     }
 }
 

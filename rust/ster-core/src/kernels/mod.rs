@@ -12,6 +12,7 @@ pub mod isa;
 pub mod linear;
 pub mod math;
 pub mod norm;
+pub(crate) mod quant;
 pub mod reference;
 pub mod rotary;
 pub(crate) mod simd;

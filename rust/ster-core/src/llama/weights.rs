@@ -165,9 +165,9 @@ impl Reader<'_> {
         Ok(gain)
     }
 
-    fn took(&mut self, name: String, dtype: Dtype, numbers: usize) {
+    fn took(&mut self, name: String, dtype: Dtype, bytes: usize) {
         self.used.insert(name);
-        self.bytes += (numbers * dtype.size()) as u64;
+        self.bytes += bytes as u64;
         if !self.dtypes.contains(&dtype) {
             self.dtypes.push(dtype);
         }
@@ -175,13 +175,13 @@ impl Reader<'_> {
 
     fn matrix(&mut self, name: String, rows: usize, cols: usize) -> Result<WeightMatrix> {
         let matrix = self.checkpoint.matrix(&name, rows, cols)?;
-        self.took(name, matrix.dtype(), rows * cols);
+        self.took(name, matrix.dtype(), matrix.len());
         Ok(matrix)
     }
 
     fn vector(&mut self, name: String, len: usize) -> Result<Vec<f32>> {
         let (values, dtype) = self.checkpoint.vector(&name, len)?;
-        self.took(name, dtype, len);
+        self.took(name, dtype, dtype.row_bytes(len).expect("whole blocks"));
         Ok(values)
     }
 

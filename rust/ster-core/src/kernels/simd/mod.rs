@@ -32,7 +32,50 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_f32(from: *const u8) -> Self;
     unsafe fn load_bf16(from: *const u8) -> Self;
     unsafe fn load_f16(from: *const u8) -> Self;
+    /// Sixteen signed bytes.
+    unsafe fn load_i8(from: *const u8) -> Self;
+    /// One f16 number in every lane.
+    unsafe fn splat_f16(from: *const u8) -> Self;
+    /// `scale * q + offset`, `q` the lower four bits of sixteen bytes. The product must be exact, so that it matters not whether it is
+    /// rounded.
+    #[inline(always)]
+    unsafe fn low_nibbles(from: *const u8, scale: Self, offset: Self) -> Self {
+        // SAFETY: the caller's; sixteen bytes of our own.
+        unsafe { Self::load_i8(read(from).map(|byte| byte & 15).as_ptr()).fma(scale, offset) }
+    }
+    /// The same of the upper four bits.
+    #[inline(always)]
+    unsafe fn high_nibbles(from: *const u8, scale: Self, offset: Self) -> Self {
+        // SAFETY: the caller's; sixteen bytes of our own.
+        unsafe { Self::load_i8(read(from).map(|byte| byte >> 4).as_ptr()).fma(scale, offset) }
+    }
+    /// `scale * (q - 8)`, `q` the lower four bits of sixteen bytes; zero has the sign of `scale`.
+    #[inline(always)]
+    unsafe fn low_nibbles_less_8(from: *const u8, scale: Self) -> Self {
+        // SAFETY: the caller's; sixteen bytes of our own.
+        unsafe { Self::load_i8(read(from).map(|byte| (byte & 15).wrapping_sub(8)).as_ptr()).mul(scale) }
+    }
+    /// The same of the upper four bits.
+    #[inline(always)]
+    unsafe fn high_nibbles_less_8(from: *const u8, scale: Self) -> Self {
+        // SAFETY: the caller's; sixteen bytes of our own.
+        unsafe { Self::load_i8(read(from).map(|byte| (byte >> 4).wrapping_sub(8)).as_ptr()).mul(scale) }
+    }
+    /// `values[q]`, `q` the lower four bits of sixteen bytes.
+    #[inline(always)]
+    unsafe fn low_values(from: *const u8, values: &[i8; LANES]) -> Self {
+        // SAFETY: the caller's; sixteen bytes of our own.
+        unsafe { Self::load_i8(read(from).map(|byte| values[usize::from(byte & 15)]).as_ptr().cast()) }
+    }
+    /// The same of the upper four bits.
+    #[inline(always)]
+    unsafe fn high_values(from: *const u8, values: &[i8; LANES]) -> Self {
+        // SAFETY: the caller's; sixteen bytes of our own.
+        unsafe { Self::load_i8(read(from).map(|byte| values[usize::from(byte >> 4)]).as_ptr().cast()) }
+    }
     unsafe fn store(self, to: *mut f32);
+    unsafe fn mul(self, by: Self) -> Self;
+    unsafe fn negative(self) -> Self;
     /// `self * by + to`, rounded once.
     unsafe fn fma(self, by: Self, to: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
@@ -67,6 +110,14 @@ pub(crate) trait Lanes: Copy {
     unsafe fn prefetch(_line: *const u8) {}
     /// The four sums, each by the one tree: lanes 8 apart, then 4, 2 and 1.
     unsafe fn reduce4(vectors: [Self; 4]) -> [f32; 4];
+}
+
+/// # Safety
+/// Sixteen bytes are readable.
+#[inline(always)]
+unsafe fn read(from: *const u8) -> [u8; LANES] {
+    // SAFETY: the caller's.
+    unsafe { from.cast::<[u8; LANES]>().read_unaligned() }
 }
 
 /// The tree of [`Lanes::reduce4`], for one vector in memory.

@@ -53,6 +53,41 @@ impl Lanes for V {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self {
+        unsafe {
+            let bytes = vld1q_s8(from.cast());
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
+            V([
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_s16(vget_high_s16(high))),
+            ])
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(from: *const u8) -> Self {
+        unsafe { Self::splat(half::f16::from_le_bytes(from.cast::<[u8; 2]>().read_unaligned()).to_f32()) }
+    }
+    #[inline(always)]
+    unsafe fn low_values(from: *const u8, values: &[i8; LANES]) -> Self {
+        unsafe {
+            let values = vqtbl1q_s8(vld1q_s8(values.as_ptr()), vandq_u8(vld1q_u8(from), vdupq_n_u8(15)));
+            let mut found = [0i8; LANES];
+            vst1q_s8(found.as_mut_ptr(), values);
+            Self::load_i8(found.as_ptr().cast())
+        }
+    }
+    #[inline(always)]
+    unsafe fn high_values(from: *const u8, values: &[i8; LANES]) -> Self {
+        unsafe {
+            let values = vqtbl1q_s8(vld1q_s8(values.as_ptr()), vshrq_n_u8::<4>(vld1q_u8(from)));
+            let mut found = [0i8; LANES];
+            vst1q_s8(found.as_mut_ptr(), values);
+            Self::load_i8(found.as_ptr().cast())
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         unsafe {
             vst1q_f32(to, self.0[0]);
@@ -60,6 +95,21 @@ impl Lanes for V {
             vst1q_f32(to.add(8), self.0[2]);
             vst1q_f32(to.add(12), self.0[3]);
         }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, by: Self) -> Self {
+        unsafe {
+            V([
+                vmulq_f32(self.0[0], by.0[0]),
+                vmulq_f32(self.0[1], by.0[1]),
+                vmulq_f32(self.0[2], by.0[2]),
+                vmulq_f32(self.0[3], by.0[3]),
+            ])
+        }
+    }
+    #[inline(always)]
+    unsafe fn negative(self) -> Self {
+        unsafe { V([vnegq_f32(self.0[0]), vnegq_f32(self.0[1]), vnegq_f32(self.0[2]), vnegq_f32(self.0[3])]) }
     }
     #[inline(always)]
     unsafe fn fma(self, by: Self, to: Self) -> Self {

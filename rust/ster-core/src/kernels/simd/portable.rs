@@ -1,6 +1,6 @@
 //! Plain Rust: the definition the other instruction sets are held to.
 
-use super::{LANES, Lanes, tree};
+use super::{LANES, Lanes, read, tree};
 
 #[derive(Clone, Copy)]
 pub(crate) struct V([f32; LANES]);
@@ -42,9 +42,27 @@ impl Lanes for V {
         V(bytes.map(|b| half::f16::from_le_bytes(b).to_f32()))
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self {
+        // SAFETY: the caller gives sixteen readable bytes.
+        V(unsafe { read(from) }.map(|byte| f32::from(byte as i8)))
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(from: *const u8) -> Self {
+        // SAFETY: the caller gives two readable bytes.
+        V([half::f16::from_le_bytes(unsafe { from.cast::<[u8; 2]>().read_unaligned() }).to_f32(); LANES])
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the caller gives sixteen writable floats.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, by: Self) -> Self {
+        V(std::array::from_fn(|l| self.0[l] * by.0[l]))
+    }
+    #[inline(always)]
+    unsafe fn negative(self) -> Self {
+        V(self.0.map(|v| -v))
     }
     #[inline(always)]
     unsafe fn fma(self, by: Self, to: Self) -> Self {
