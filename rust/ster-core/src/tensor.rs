@@ -26,6 +26,16 @@ impl Dtype {
             Dtype::BF16 => "BF16",
         }
     }
+
+    /// By the id GGUF files use.
+    pub fn of_ggml(id: u32) -> Option<Dtype> {
+        match id {
+            0 => Some(Dtype::F32),
+            1 => Some(Dtype::F16),
+            30 => Some(Dtype::BF16),
+            _ => None,
+        }
+    }
 }
 
 /// A dense f32 matrix, row-major `[rows, cols]`.

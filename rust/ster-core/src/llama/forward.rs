@@ -17,7 +17,7 @@ use super::pass::{Pass, Workspace};
 use super::rope::RopeScaling;
 use super::weights::LlamaWeights;
 use crate::batch::{LogitRows, Output, Sequence};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Form, Source};
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
 use crate::pool::{DefaultFloats, Interrupt, Pool};
@@ -90,21 +90,25 @@ impl Drop for EngineRoom {
 }
 
 impl SteeringLlama {
-    /// Open a model directory. Every tensor is checked against the config; no weight matrix is read.
+    /// Open a model: a folder or a GGUF file. Every tensor is checked against the config; no weight matrix is read.
     ///
     /// `threads`: all that the machine offers when `None`. The instruction set is the best there is, or what `STER_KERNELS` names.
-    pub fn load(dir: &Path, threads: Option<usize>) -> Result<Self> {
-        Self::load_with(dir, threads, Isa::choose()?)
+    pub fn load(path: &Path, threads: Option<usize>) -> Result<Self> {
+        Self::load_with(path, threads, Isa::choose()?)
     }
 
-    pub fn load_with(dir: &Path, threads: Option<usize>, isa: Isa) -> Result<Self> {
+    pub fn load_with(path: &Path, threads: Option<usize>, isa: Isa) -> Result<Self> {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(1024)));
         if !(1..=1024).contains(&threads) {
             return Err(Error::Threads { found: threads });
         }
-        let config = LlamaConfig::load(dir)?;
-        let checkpoint = Checkpoint::open(dir)?;
-        let weights = LlamaWeights::load(&checkpoint, &config)?;
+        let source = Source::open(path)?;
+        let config = LlamaConfig::from_source(&source)?;
+        if source.form != Form::default() {
+            let problem = format!("stores weights as {:?}, which the forward pass does not read", source.form);
+            return Err(Error::File { path: path.into(), problem });
+        }
+        let weights = LlamaWeights::load(&source.checkpoint, &config)?;
         let warnings = weights.warnings.clone();
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
