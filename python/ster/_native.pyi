@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-__all__ = ["Cache", "Edit", "Engine", "Output", "Sequence", "__version__", "sample"]
+__all__ = ["Cache", "Edit", "Engine", "Output", "Sequence", "Tensors", "__version__", "gguf_metadata", "sample"]
 
 __version__: str
 
@@ -148,6 +148,39 @@ class Engine:
             NonFiniteError: NaN or infinity appeared; names layer and token.
             KeyboardInterrupt
         """
+
+@final
+class Tensors:
+    """The tensors of a model folder or GGUF file under the names and in the order transformers gives them. Headers are read, no tensor is.
+
+    Raises:
+        CheckpointError, ConfigError: as for `Engine`.
+    """
+
+    def __new__(cls, path: str) -> Self: ...
+    @property
+    def shapes(self) -> list[tuple[str, list[int]]]:
+        """Names, in alphabetical order, and shapes."""
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows `start` to `stop` of a tensor, widened to float32 `[rows, width]`; a vector is one row. Leaves the GIL.
+
+        The gains of Gemma's norms, which GGUF stores as 1 + w, are w where that is exact for the whole vector.
+
+        Raises:
+            CheckpointError: no such tensor or rows, or a dtype that is not read.
+        """
+
+def gguf_metadata(path: str) -> dict[str, object]:
+    """The metadata of a GGUF file, in alphabetical order; of a split model, of its first file.
+
+    Values are int, float, bool and str; lists of strings `list[str]`, of booleans `list[bool]`, of numbers NumPy arrays of the stored
+    type; lists of lists are lists.
+
+    Raises:
+        CheckpointError: a file that is missing, damaged or not GGUF.
+        ConfigError: a key whose value breaks the format.
+    """
 
 def sample(
     logits: NDArray[np.float32],

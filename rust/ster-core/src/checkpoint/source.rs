@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::gguf::Gguf;
 use super::{Checkpoint, json};
 use crate::error::{Error, Result};
+use crate::tensor::Matrix;
 
 /// What a forward pass is made from. Behind this, nothing knows whether it came from a folder or from a GGUF file.
 pub struct Source {
@@ -49,38 +50,34 @@ impl Source {
     /// first. A vector is one row.
     ///
     /// Gains lose their 1 where that is exact for all of a vector; else they are as stored.
-    pub fn widen(&self, name: &str, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
-        let heads = self.interleaved_heads(name);
+    pub fn rows(&self, name: &str, rows: Range<usize>) -> Result<Matrix> {
         let tensor = self.checkpoint.tensor(name)?;
-        let width = tensor.cols();
         let at = |problem: String| Error::Tensor { path: self.checkpoint.path_of(name).into(), tensor: name.into(), problem };
-        if rows.start > rows.end || rows.end > tensor.rows() || out.len() != rows.len() * width {
-            return Err(at(format!("has {} rows of {width}, asked for {rows:?} into {} numbers", tensor.rows(), out.len())));
+        if rows.start > rows.end || rows.end > tensor.rows() {
+            return Err(at(format!("has {} rows, asked for {rows:?}", tensor.rows())));
         }
         let vector = self.checkpoint.get(name).is_some_and(|info| info.shape.len() < 2);
-        let length = if vector { width } else { tensor.rows() };
-        let dim = match heads {
+        let length = if vector { tensor.cols() } else { tensor.rows() };
+        let dim = match self.interleaved_heads(name) {
             None => 0,
             Some(heads) if heads > 0 && length % heads == 0 && length / heads % 2 == 0 => length / heads,
             Some(heads) => return Err(at(format!("has {length} rows, expected {heads} heads of an even number"))),
         };
+        // Where the row (of a vector: the number) that transformers has at `row` is stored.
         let stored = |row: usize| if dim == 0 { row } else { row / dim * dim + row % dim % (dim / 2) * 2 + row % dim / (dim / 2) };
-        let view = tensor.view();
-        if vector {
-            let mut values = vec![0.0; width];
+
+        let (view, mut out) = (tensor.view(), Matrix::zeros(rows.len(), tensor.cols()));
+        if vector && rows.len() == 1 {
+            let mut values = vec![0.0; tensor.cols()];
             view.widen_row(0, &mut values);
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = values[stored(i)];
+            out.data = (0..tensor.cols()).map(|i| values[stored(i)]).collect();
+            if self.form.gains_with_one && name.ends_with("norm.weight") && out.data.iter().all(|&gain| (gain - 1.0) + 1.0 == gain) {
+                out.data.iter_mut().for_each(|gain| *gain -= 1.0);
             }
-            if self.form.gains_with_one && name.ends_with("norm.weight") && out.iter().all(|&gain| (gain - 1.0) + 1.0 == gain) {
-                out.iter_mut().for_each(|gain| *gain -= 1.0);
-            }
-        } else if width > 0 {
-            for (row, out) in rows.zip(out.chunks_exact_mut(width)) {
-                view.widen_row(stored(row), out);
-            }
+        } else {
+            rows.enumerate().for_each(|(i, row)| view.widen_row(stored(row), out.row_mut(i)));
         }
-        Ok(())
+        Ok(out)
     }
 
     /// How many heads the rows of `name` are, when they lie interleaved.
