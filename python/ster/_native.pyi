@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-__all__ = ["Cache", "Edit", "Engine", "Output", "Sequence", "__version__", "families", "sample"]
+__all__ = ["Cache", "Edit", "Engine", "Output", "Sequence", "Tensors", "__version__", "families", "gguf_metadata", "sample"]
 
 __version__: str
 
@@ -103,14 +103,16 @@ class Output:
 
 @final
 class Engine:
-    """A Llama checkpoint, memory-mapped, ready to run. Every tensor is checked against config.json here; no weight is read.
+    """A checkpoint, memory-mapped, ready to run: a folder or a GGUF file. Every tensor is checked against the config here; no weight is read.
+
+    round: round all weights to this first; those that are not stored so are read now, and held in memory.
 
     Raises:
         CheckpointError: a file or tensor that is missing, truncated or not what the config says.
         ConfigError: a field of config.json that is missing, contradictory or not supported.
     """
 
-    def __new__(cls, path: str, *, threads: int | None = None) -> Self: ...
+    def __new__(cls, path: str, *, threads: int | None = None, round: Literal["f16", "bf16"] | None = None) -> Self: ...
     @property
     def layer_count(self) -> int: ...
     @property
@@ -144,7 +146,7 @@ class Engine:
     def eos_token_ids(self) -> list[int]: ...
     @property
     def weight_dtypes(self) -> list[str]:
-        """Stored dtypes found in the checkpoint: "F32", "F16", "BF16"."""
+        """Dtypes of the weights, as stored or as rounded: "F32", "F16", "BF16", and GGUF's own such as "Q4_K"."""
 
     @property
     def weight_bytes(self) -> int: ...
@@ -174,8 +176,41 @@ class Engine:
             KeyboardInterrupt
         """
 
+@final
+class Tensors:
+    """The tensors of a model folder or GGUF file under the names and in the order transformers gives them. Headers are read, no tensor is.
+
+    Raises:
+        CheckpointError, ConfigError: as for `Engine`.
+    """
+
+    def __new__(cls, path: str) -> Self: ...
+    @property
+    def shapes(self) -> list[tuple[str, list[int]]]:
+        """Names, in alphabetical order, and shapes."""
+
+    def rows(self, name: str, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows `start` to `stop` of a tensor, widened to float32 `[rows, width]`; a vector is one row. Leaves the GIL.
+
+        The gains of Gemma's norms, which GGUF stores as 1 + w, are w where that is exact for the whole vector.
+
+        Raises:
+            CheckpointError: no such tensor or rows, or a dtype that is not read.
+        """
+
 def families() -> list[tuple[str, str]]:
     """Of every family that runs, its `model_type` and what it adds to Llama; Llama first."""
+
+def gguf_metadata(path: str) -> dict[str, object]:
+    """The metadata of a GGUF file, in alphabetical order; of a split model, of its first file.
+
+    Values are int, float, bool and str; lists of strings `list[str]`, of booleans `list[bool]`, of numbers NumPy arrays of the stored
+    type; lists of lists are lists.
+
+    Raises:
+        CheckpointError: a file that is missing, damaged or not GGUF.
+        ConfigError: a key whose value breaks the format.
+    """
 
 def sample(
     logits: NDArray[np.float32],

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal
 
-from ster._files import is_there, read_text
 from ster.checkpoint import Checkpoint
 from ster.errors import ConfigError, InputError, SterError, SterWarning
 from ster.prompts import check_text
@@ -66,9 +65,9 @@ def find_chat_template(checkpoint: Checkpoint) -> ChatTemplate | None:
     Raises:
         ConfigError: `chat_template` is neither text nor a list of named templates with a `default`.
     """
-    file = checkpoint.path / "chat_template.jinja"
-    if is_there(file):
-        return ChatTemplate(read_text(file), named_tokens(checkpoint), file.name)
+    file = "chat_template.jinja"
+    if checkpoint.has(file):
+        return ChatTemplate(checkpoint.read_text(file), named_tokens(checkpoint), file)
     origin = "tokenizer_config.json"
     template = (checkpoint.read_json(origin) or {}).get("chat_template")
     if template is None:

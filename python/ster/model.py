@@ -19,7 +19,7 @@ from ster import _native
 from ster.artifacts import ActivationArtifact, Position, Provenance, TokenActivations
 from ster.capture import capture
 from ster.chat import ChatMode, ChatTemplate, Message, find_chat_template
-from ster.checkpoint import Checkpoint, find_checkpoint
+from ster.checkpoint import TOKENIZER, Checkpoint, find_checkpoint
 from ster.errors import ContextError, InputError, LayerError, NonFiniteError, SteeringError, SterWarning, TokenError
 from ster.fingerprint import tokenizer_hash, weights_hash
 from ster.generation import Generation, Settings, Step, collect, stop_strings, stream
@@ -55,7 +55,7 @@ def load(
     threads: int | None = None,
     chat_template: ChatMode = "auto",
 ) -> Model:
-    """Open the checkpoint in folder `model`. Every tensor is checked against config.json; weights are mapped, not read.
+    """Open the checkpoint `model`, a folder or a GGUF file. Every tensor is checked against the config; weights are mapped, not read.
 
     Args:
         revision: refused for a plain folder; in a Hugging Face cache it must be the snapshot's commit.
@@ -144,7 +144,7 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The folder's name, or `ORG/NAME` in a Hugging Face cache."""
+        """The folder's name, or `ORG/NAME` in a Hugging Face cache; a GGUF file's without its ending."""
         return self._checkpoint.name
 
     @property
@@ -193,7 +193,7 @@ class Model:
     @cached_property
     def tokenizer_hash(self) -> str:
         """SHA-256 over tokenizer.json and the chat template the checkpoint publishes."""
-        return tokenizer_hash(self.path, self._template_source)
+        return tokenizer_hash(self._checkpoint.read_bytes(TOKENIZER), self._template_source)
 
     def __repr__(self) -> str:
         return f"<ster.Model {self.name}: {self.layer_count} layers, hidden {self.hidden_size}, {self.precision} weights>"

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ster._files import read_bytes, read_text
 from ster.checkpoint import TOKENIZER, Checkpoint
 from ster.errors import CheckpointError, FileError, InputError, SterError, SterWarning
 
@@ -47,9 +46,9 @@ class Tokenizer:
         path = checkpoint.path / TOKENIZER
         refuse = lambda cause: CheckpointError(f"failed to read {path}: {cause}")  # noqa: E731
         with contextlib.suppress(Exception):  # bytes take a tenth less than text; what is wrong with the file, reading it as text says
-            return _guard(lambda: Tokenizer(tokenizers.Tokenizer.from_buffer(read_bytes(path))), refuse)
+            return _guard(lambda: Tokenizer(tokenizers.Tokenizer.from_buffer(checkpoint.read_bytes(TOKENIZER))), refuse)
         try:
-            text = read_text(path)  # not from_file, which takes no path that is not UTF-8
+            text = checkpoint.read_text(TOKENIZER)  # not from_file, which takes no path that is not UTF-8
         except FileError as error:
             raise CheckpointError(error.message, error.hint) from None
         return _guard(lambda: Tokenizer(tokenizers.Tokenizer.from_str(text)), refuse)

@@ -84,6 +84,20 @@ impl Dtype {
         let (numbers, bytes) = self.block();
         if cols.is_multiple_of(numbers) { (cols / numbers).checked_mul(bytes) } else { None }
     }
+
+    /// `value` as the nearest number of this dtype, F16 or BF16, ties to even, in its bytes; `value` itself when it is finite and they cannot
+    /// be.
+    ///
+    /// # Panics
+    /// For other dtypes.
+    pub fn round(self, value: f32) -> Result<[u8; 2], f32> {
+        let (bits, finite) = match self {
+            Dtype::F16 => (half::f16::from_f32(value).to_bits(), half::f16::from_f32(value).is_finite()),
+            Dtype::BF16 => (half::bf16::from_f32(value).to_bits(), half::bf16::from_f32(value).is_finite()),
+            other => panic!("{} is not a dtype that is rounded to", other.name()),
+        };
+        if value.is_finite() && !finite { Err(value) } else { Ok(bits.to_le_bytes()) }
+    }
 }
 
 /// A dense f32 matrix, row-major `[rows, cols]`.

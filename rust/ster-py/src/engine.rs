@@ -3,8 +3,11 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use ster_core::kernels::Isa;
 use ster_core::llama::families;
+use ster_core::tensor::Dtype;
 use ster_core::{Error, SteeringLlama};
 
 use crate::errors::to_python;
@@ -16,9 +19,16 @@ pub struct Engine(SteeringLlama);
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (path, *, threads = None))]
-    fn new(py: Python<'_>, path: PathBuf, threads: Option<usize>) -> PyResult<Self> {
-        py.detach(|| SteeringLlama::load(&path, threads)).map(Engine).map_err(to_python)
+    #[pyo3(signature = (path, *, threads = None, round = None))]
+    fn new(py: Python<'_>, path: PathBuf, threads: Option<usize>, round: Option<&str>) -> PyResult<Self> {
+        let round = match round {
+            None => None,
+            Some("f16") => Some(Dtype::F16),
+            Some("bf16") => Some(Dtype::BF16),
+            Some(other) => return Err(PyValueError::new_err(format!("weights are rounded to f16 or bf16, not `{other}`"))),
+        };
+        let load = || SteeringLlama::load_rounded(&path, threads, Isa::choose()?, round);
+        py.detach(load).map(Engine).map_err(to_python)
     }
 
     #[getter]

@@ -2,6 +2,7 @@
 
 mod engine;
 mod errors;
+mod gguf;
 mod sample;
 mod sequence;
 
@@ -16,6 +17,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sequence::Output>()?;
     module.add_class::<engine::Engine>()?;
     module.add_function(wrap_pyfunction!(engine::list_families, module)?)?;
+    module.add_class::<gguf::Tensors>()?;
+    module.add_function(wrap_pyfunction!(gguf::gguf_metadata, module)?)?;
     module.add_function(wrap_pyfunction!(sample::sample, module)?)?;
     Ok(())
 }

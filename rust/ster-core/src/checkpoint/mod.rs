@@ -6,9 +6,13 @@
 //! 3. every other `*.safetensors` of the folder, when no tensor name occurs in two of them.
 //!
 //! `consolidated*.safetensors` (Meta's and Mistral's own layout) and subfolders are never read. Files left aside are named in one warning.
+//!
+//! [`Source`] is a model: such a folder with its config.json, or a GGUF file ([`gguf`]), from which both follow.
 
+pub mod gguf;
 pub mod json;
 mod safetensors;
+mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,13 +20,12 @@ use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use ::safetensors::Dtype as StoredDtype;
 use memmap2::Mmap;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::tensor::{Dtype, Weights};
-use safetensors::Shard;
+pub use source::{Form, Source};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -41,19 +44,26 @@ struct Mapped {
     map: Arc<Mmap>,
 }
 
-/// How a format stores what it holds, where that is not as in Hugging Face checkpoints.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Form {
-    /// Rows of q and k, and their biases, have the two numbers of a rotated pair side by side (2i, 2i + 1) instead of half a head apart.
-    pub interleaved: bool,
-    /// Gains that a family stores as `w` and applies as `1 + w` are stored with the 1.
-    pub gains_with_one: bool,
+/// One file of tensors, mapped and header-checked.
+struct Shard {
+    path: PathBuf,
+    file: File,
+    map: Arc<Mmap>,
+    /// Name, dtype, shape and byte range in the file, in the file's order.
+    tensors: Vec<(String, Stored, Vec<usize>, Range<usize>)>,
+}
+
+/// A dtype the kernels read, or the name of another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stored {
+    Read(Dtype),
+    Other(String),
 }
 
 /// Where a tensor lies and what the header says it is.
 #[derive(Clone, Debug)]
 pub struct TensorInfo {
-    pub dtype: StoredDtype,
+    pub dtype: Stored,
     pub shape: Vec<usize>,
     file: usize,
     bytes: Range<usize>,
@@ -62,7 +72,7 @@ pub struct TensorInfo {
 impl Checkpoint {
     pub fn open(dir: &Path) -> Result<Checkpoint> {
         let listing = Listing::of(dir)?;
-        let mut checkpoint = Checkpoint { dir: dir.into(), files: Vec::new(), tensors: BTreeMap::new(), warnings: Vec::new() };
+        let mut checkpoint = Checkpoint::empty(dir.into());
         let mut left = listing.safetensors.clone();
         let reason = if left.remove(SINGLE) {
             checkpoint.add(safetensors::open(&dir.join(SINGLE))?)?;
@@ -93,6 +103,10 @@ impl Checkpoint {
             checkpoint.warnings.push(format!("{}: ignored {}: {reason}", dir.display(), names.join(", ")));
         }
         Ok(checkpoint)
+    }
+
+    fn empty(dir: PathBuf) -> Checkpoint {
+        Checkpoint { dir, files: Vec::new(), tensors: BTreeMap::new(), warnings: Vec::new() }
     }
 
     /// Open what the index names; returns the file names.
@@ -193,7 +207,23 @@ impl Checkpoint {
     /// Tensor `name`, which must be `[rows, cols]` in a dtype the kernels read.
     pub fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix> {
         let (info, dtype) = self.expect(name, &[rows, cols])?;
-        Ok(WeightMatrix { map: self.files[info.file].map.clone(), offset: info.bytes.start, dtype, rows, cols })
+        Ok(self.weights(info, dtype, rows, cols))
+    }
+
+    /// Tensor `name` of any shape, as rows of its later axes; a vector is one row.
+    fn tensor(&self, name: &str) -> Result<WeightMatrix> {
+        let info = self.get(name).ok_or_else(|| self.error(name, "is missing".into()))?;
+        let dtype = self.readable(name, info)?;
+        let (rows, axes) = match info.shape.as_slice() {
+            [rows, axes @ ..] if !axes.is_empty() => (*rows, axes),
+            axes => (1, axes),
+        };
+        Ok(self.weights(info, dtype, rows, axes.iter().product()))
+    }
+
+    fn weights(&self, info: &TensorInfo, dtype: Dtype, rows: usize, cols: usize) -> WeightMatrix {
+        let (offset, len) = (info.bytes.start, info.bytes.len());
+        WeightMatrix { bytes: Bytes::Mapped(self.files[info.file].map.clone()), offset, len, dtype, rows, cols }
     }
 
     /// Tensor `name`, which must be `[len]`, as a copy widened exactly to f32; and its stored dtype.
@@ -207,26 +237,44 @@ impl Checkpoint {
     }
 
     fn expect(&self, name: &str, shape: &[usize]) -> Result<(&TensorInfo, Dtype)> {
-        let at = |problem: String| Error::Tensor { path: self.path_of(name).into(), tensor: name.into(), problem };
-        let info = self.get(name).ok_or_else(|| at("is missing".into()))?;
+        let info = self.get(name).ok_or_else(|| self.error(name, "is missing".into()))?;
         if info.shape != shape {
-            return Err(at(format!("has the wrong shape: expected {shape:?}, found {:?}", info.shape)));
+            return Err(self.error(name, format!("has the wrong shape: expected {shape:?}, found {:?}", info.shape)));
         }
-        let dtype = info.float().ok_or_else(|| at(format!("has dtype {:?}; expected F32, F16 or BF16", info.dtype)))?;
-        Ok((info, dtype))
+        Ok((info, self.readable(name, info)?))
+    }
+
+    fn readable(&self, name: &str, info: &TensorInfo) -> Result<Dtype> {
+        match &info.dtype {
+            Stored::Read(dtype) => Ok(*dtype),
+            Stored::Other(other) => Err(self.error(name, format!("has dtype {other}; expected F32, F16 or BF16"))),
+        }
+    }
+
+    fn error(&self, name: &str, problem: String) -> Error {
+        Error::Tensor { path: self.path_of(name).into(), tensor: name.into(), problem }
     }
 }
 
-impl TensorInfo {
-    /// The dtype, if the kernels read it.
-    pub fn float(&self) -> Option<Dtype> {
-        match self.dtype {
-            StoredDtype::F32 => Some(Dtype::F32),
-            StoredDtype::F16 => Some(Dtype::F16),
-            StoredDtype::BF16 => Some(Dtype::BF16),
-            _ => None,
-        }
+/// Map the file at `path`, which may be of any format.
+fn map(path: &Path) -> Result<(File, Arc<Mmap>)> {
+    let read = |source| Error::Read { path: path.into(), source };
+    // Before it is opened: opening a pipe waits for its writer.
+    let meta = std::fs::metadata(path).map_err(read)?;
+    if !meta.is_file() {
+        return Err(Error::File { path: path.into(), problem: "is not a file".into() });
     }
+    if meta.len() == 0 {
+        return Err(Error::File { path: path.into(), problem: "is empty".into() }); // and cannot be mapped everywhere
+    }
+    let file = File::open(path).map_err(read)?;
+    // SAFETY: the map is read-only and private to this process, so Rust never sees it written through this map. Another process can
+    // still change the file while it is mapped. Overwritten in place, the numbers read later are those of the new file (every bit
+    // pattern is a valid number of every dtype, so this is wrong output, not undefined memory); the header is parsed once, when it is
+    // opened, and never looked at again. Truncated, the kernel raises SIGBUS at the first page past the new end and the process dies.
+    // Replacing the file by a rename, as download tools do, is safe: the map keeps the old one.
+    let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(read)?);
+    Ok((file, map))
 }
 
 /// A few bytes, past the map where the system can: through it, every norm of a model would bring in megabytes of the weights around it.
@@ -245,19 +293,68 @@ fn read(file: &File, map: &Mmap, bytes: Range<usize>) -> std::io::Result<Vec<u8>
     }
 }
 
-/// A weight matrix where it lies in its file, `[out, in]`. A clone shares the map.
+/// A weight matrix `[out, in]`, where it lies in its file, or rounded, in memory. A clone shares the bytes.
 #[derive(Clone)]
 pub struct WeightMatrix {
-    map: Arc<Mmap>,
+    bytes: Bytes,
     offset: usize,
+    /// Bytes in the file, as the header was checked to say.
+    len: usize,
     dtype: Dtype,
     rows: usize,
     cols: usize,
 }
 
+#[derive(Clone)]
+enum Bytes {
+    Mapped(Arc<Mmap>),
+    Rounded(Arc<Vec<u8>>),
+}
+
 impl WeightMatrix {
     pub fn view(&self) -> Weights<'_> {
-        Weights::new(&self.map[self.offset..self.offset + self.len()], self.dtype, self.rows, self.cols)
+        let bytes = match &self.bytes {
+            Bytes::Mapped(map) => &map[..],
+            Bytes::Rounded(bytes) => &bytes[..],
+        };
+        Weights::new(&bytes[self.offset..self.offset + self.len], self.dtype, self.rows, self.cols)
+    }
+
+    /// Bytes of all numbers as stored.
+    pub(crate) fn bytes(&self) -> usize {
+        self.len
+    }
+
+    /// Each number rounded to the nearest of `dtype`, F16 or BF16, ties to even; as it is where it is stored so. A number too large for F16
+    /// is given back instead.
+    pub fn rounded(&self, dtype: Dtype, threads: usize) -> std::result::Result<WeightMatrix, f32> {
+        if self.dtype == dtype {
+            return Ok(self.clone());
+        }
+        let (view, row) = (self.view(), 2 * self.cols);
+        let mut bytes = vec![0; self.rows * row];
+        let rows = self.rows.div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            let parts: Vec<_> = bytes
+                .chunks_mut((rows * row).max(1))
+                .enumerate()
+                .map(|(part, bytes)| {
+                    scope.spawn(move || {
+                        let mut wide = vec![0.0; view.cols];
+                        for (n, out) in bytes.chunks_exact_mut(row).enumerate() {
+                            view.widen_row(part * rows + n, &mut wide);
+                            for (out, &value) in out.chunks_exact_mut(2).zip(&wide) {
+                                out.copy_from_slice(&dtype.round(value)?);
+                            }
+                        }
+                        Ok::<(), f32>(())
+                    })
+                })
+                .collect();
+            parts.into_iter().try_for_each(|part| part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        })?;
+        let len = bytes.len();
+        Ok(WeightMatrix { bytes: Bytes::Rounded(Arc::new(bytes)), offset: 0, len, dtype, ..*self })
     }
 
     pub fn rows(&self) -> usize {
@@ -279,23 +376,25 @@ impl WeightMatrix {
     pub fn rows_from(&self, from: usize, rows: usize) -> WeightMatrix {
         assert!(from + rows <= self.rows);
         let row = self.dtype.row_bytes(self.cols).expect("rows of whole blocks");
-        WeightMatrix { offset: self.offset + from * row, rows, ..self.clone() }
+        WeightMatrix { offset: self.offset + from * row, len: rows * row, rows, ..self.clone() }
     }
 
     /// Whether both are the same tensor of the same file.
     pub fn is(&self, other: &WeightMatrix) -> bool {
-        Arc::ptr_eq(&self.map, &other.map) && self.offset == other.offset
+        let same = match (&self.bytes, &other.bytes) {
+            (Bytes::Mapped(a), Bytes::Mapped(b)) => Arc::ptr_eq(a, b),
+            (Bytes::Rounded(a), Bytes::Rounded(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        same && self.offset == other.offset
     }
 
     /// A few rows here and there will be read, so that the system need not bring in what lies around them. Advice, nothing more.
     pub fn read_sparsely(&self) {
         #[cfg(unix)]
-        let _ = self.map.advise_range(memmap2::Advice::Random, self.offset, self.len());
-    }
-
-    /// Bytes in the file. Does not overflow: the header was checked against the file's length.
-    pub(crate) fn len(&self) -> usize {
-        self.rows * self.dtype.row_bytes(self.cols).expect("rows of whole blocks")
+        if let Bytes::Mapped(map) = &self.bytes {
+            let _ = map.advise_range(memmap2::Advice::Random, self.offset, self.len);
+        }
     }
 }
 

@@ -3,50 +3,24 @@
 //! Layout: u64 little-endian header length, JSON header, tensor bytes without gaps (<https://github.com/huggingface/safetensors>).
 //! The `safetensors` crate decides whether a file is valid; [`diagnose`] only finds words for what it refused.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 
-use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-use super::json;
+use super::{Shard, Stored, json};
 use crate::error::{Error, Result};
 
 /// The limit of the crate, and of the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;
 
-pub(super) struct Shard {
-    pub path: PathBuf,
-    pub file: File,
-    pub map: Arc<Mmap>,
-    /// Name, dtype, shape and byte range in the file, in the file's order.
-    pub tensors: Vec<(String, Dtype, Vec<usize>, std::ops::Range<usize>)>,
-}
-
 pub(super) fn open(path: &Path) -> Result<Shard> {
-    let read = |source| Error::Read { path: path.into(), source };
     let refuse = |problem: String| Error::File { path: path.into(), problem };
 
-    // Before it is opened: opening a pipe waits for its writer.
-    let meta = std::fs::metadata(path).map_err(read)?;
-    if !meta.is_file() {
-        return Err(refuse("is not a file".into()));
+    let (file, map) = super::map(path)?;
+    if map.len() < 8 {
+        return Err(refuse(format!("holds {} bytes, too few for a safetensors header length", map.len())));
     }
-    match meta.len() {
-        0 => return Err(refuse("is empty".into())),
-        len @ 1..8 => return Err(refuse(format!("holds {len} bytes, too few for a safetensors header length"))),
-        _ => {}
-    }
-    let file = File::open(path).map_err(read)?;
-    // SAFETY: the map is read-only and private to this process, so Rust never sees it written through this map. Another process can
-    // still change the file while it is mapped. Overwritten in place, the numbers read later are those of the new file (every bit
-    // pattern is a valid f32, f16 and bf16, so this is wrong output, not undefined memory); the header is parsed once, here, and never
-    // looked at again. Truncated, the kernel raises SIGBUS at the first page past the new end and the process dies. Replacing the file
-    // by a rename, as download tools do, is safe: the map keeps the old one.
-    let map = Arc::new(unsafe { Mmap::map(&file) }.map_err(read)?);
-
     let header = u64::from_le_bytes(map[..8].try_into().expect("checked: at least 8 bytes"));
     let room = map.len() as u64 - 8;
     if map.starts_with(b"version https://git-lfs") {
@@ -79,9 +53,18 @@ pub(super) fn open(path: &Path) -> Result<Shard> {
         let info = metadata.info(&name).expect("a key of this header");
         let (begin, end) = info.data_offsets;
         // Checked by the crate: ranges are in order, without gaps, and the last ends where the file does.
-        tensors.push((name, info.dtype, info.shape.clone(), start + begin..start + end));
+        tensors.push((name, stored(info.dtype), info.shape.clone(), start + begin..start + end));
     }
     Ok(Shard { path: path.into(), file, map, tensors })
+}
+
+fn stored(dtype: Dtype) -> Stored {
+    match dtype {
+        Dtype::F32 => Stored::Read(crate::tensor::Dtype::F32),
+        Dtype::F16 => Stored::Read(crate::tensor::Dtype::F16),
+        Dtype::BF16 => Stored::Read(crate::tensor::Dtype::BF16),
+        other => Stored::Other(format!("{other:?}")),
+    }
 }
 
 /// What is wrong with a header the crate refused, and with which tensor: the first in file order. `None`: nothing found.

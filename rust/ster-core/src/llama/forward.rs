@@ -13,14 +13,16 @@ use std::time::{Duration, Instant};
 
 use super::cache::{KvCache, Layout};
 use super::config::LlamaConfig;
+use super::families::QkNorm;
 use super::pass::{Pass, Workspace};
 use super::rope::RopeScaling;
 use super::weights::LlamaWeights;
 use crate::batch::{LogitRows, Output, Sequence};
-use crate::checkpoint::{Checkpoint, Form};
+use crate::checkpoint::{Form, Source};
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
 use crate::pool::{DefaultFloats, Interrupt, Pool};
+use crate::tensor::Dtype;
 
 /// A Llama checkpoint ready to run: weights where they lie in the file, and the threads that multiply them.
 pub struct SteeringLlama {
@@ -92,22 +94,31 @@ impl Drop for EngineRoom {
 }
 
 impl SteeringLlama {
-    /// Open a model directory. Every tensor is checked against the config; no weight matrix is read.
+    /// Open a model: a folder or a GGUF file. Every tensor is checked against the config; no weight matrix is read.
     ///
     /// `threads`: all that the machine offers when `None`. The instruction set is the best there is, or what `STER_KERNELS` names.
-    pub fn load(dir: &Path, threads: Option<usize>) -> Result<Self> {
-        Self::load_with(dir, threads, Isa::choose()?)
+    pub fn load(path: &Path, threads: Option<usize>) -> Result<Self> {
+        Self::load_with(path, threads, Isa::choose()?)
     }
 
-    pub fn load_with(dir: &Path, threads: Option<usize>, isa: Isa) -> Result<Self> {
+    pub fn load_with(path: &Path, threads: Option<usize>, isa: Isa) -> Result<Self> {
+        Self::load_rounded(path, threads, isa, None)
+    }
+
+    /// The same with all weights rounded to F16 or BF16 first. Those that are not stored so are then held in memory.
+    pub fn load_rounded(path: &Path, threads: Option<usize>, isa: Isa, round: Option<Dtype>) -> Result<Self> {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(1024)));
         if !(1..=1024).contains(&threads) {
             return Err(Error::Threads { found: threads });
         }
-        let config = LlamaConfig::load(dir)?;
-        let checkpoint = Checkpoint::open(dir)?;
-        let form = Form::default();
-        let weights = LlamaWeights::load(&checkpoint, &config, form)?;
+        let source = Source::open(path)?;
+        let config = LlamaConfig::from_source(&source)?;
+        let form = source.form;
+        if form.interleaved && (config.rotary_dim != config.head_dim || config.family.qk_norm != QkNorm::None) {
+            let problem = format!("has interleaved heads, which a {} model does not have", config.family.name);
+            return Err(Error::File { path: path.into(), problem });
+        }
+        let weights = LlamaWeights::rounded(&source.checkpoint, &config, form, round, threads)?;
         let layout = Arc::new(Layout::new(&config)); // now that every layer's tensors are there
         let warnings = weights.warnings.clone();
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);

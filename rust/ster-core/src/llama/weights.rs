@@ -6,7 +6,7 @@ use super::config::LlamaConfig;
 use super::families::{Norms, QkNorm};
 use crate::checkpoint::{Checkpoint, Form, WeightMatrix};
 use crate::error::{Error, Result};
-use crate::tensor::Dtype;
+use crate::tensor::{Dtype, Weights};
 
 /// `x @ weight.T + bias`.
 #[derive(Clone, Debug)]
@@ -65,9 +65,20 @@ pub struct LlamaWeights {
 }
 
 impl LlamaWeights {
+    /// Weights as they are stored. `rounded` has other ones.
     pub fn load(checkpoint: &Checkpoint, config: &LlamaConfig, form: Form) -> Result<LlamaWeights> {
-        let plus_one = config.family.gain_plus_one && !form.gains_with_one;
-        let mut reader = Reader { checkpoint, config, plus_one, used: BTreeSet::new(), dtypes: Vec::new(), bytes: 0 };
+        LlamaWeights::rounded(checkpoint, config, form, None, 1)
+    }
+
+    /// Weights rounded to F16 or BF16 first, all of them: those of the checkpoint that one would store so.
+    pub fn rounded(
+        checkpoint: &Checkpoint,
+        config: &LlamaConfig,
+        form: Form,
+        round: Option<Dtype>,
+        threads: usize,
+    ) -> Result<LlamaWeights> {
+        let mut reader = Reader { checkpoint, config, form, round, threads, used: BTreeSet::new(), dtypes: Vec::new(), bytes: 0 };
         let embed = reader.matrix("model.embed_tokens.weight".into(), config.vocab, config.hidden)?;
         // Not with_capacity: the number of layers is the config's word until their tensors are found.
         let mut blocks = Vec::new();
@@ -102,8 +113,10 @@ impl LlamaWeights {
 struct Reader<'a> {
     checkpoint: &'a Checkpoint,
     config: &'a LlamaConfig,
-    /// Gains are stored without their 1.
-    plus_one: bool,
+    form: Form,
+    /// Round to this first.
+    round: Option<Dtype>,
+    threads: usize,
     used: BTreeSet<String>,
     dtypes: Vec<Dtype>,
     bytes: u64,
@@ -158,8 +171,14 @@ impl Reader<'_> {
 
     /// The gains of a norm, as they are applied.
     fn gain(&mut self, name: String, len: usize) -> Result<Vec<f32>> {
-        let mut gain = self.vector(format!("{name}.weight"), len)?;
-        if self.plus_one {
+        let name = format!("{name}.weight");
+        let mut gain = self.stored_vector(&name, len)?;
+        let plus_one = self.config.family.gain_plus_one;
+        if plus_one && self.form.gains_with_one && self.round.is_some() {
+            gain.iter_mut().for_each(|gain| *gain -= 1.0); // what is rounded is the w of 1 + w
+        }
+        self.round_vector(&name, &mut gain)?;
+        if plus_one && !(self.form.gains_with_one && self.round.is_none()) {
             gain.iter_mut().for_each(|gain| *gain += 1.0); // in f32, as transformers does
         }
         Ok(gain)
@@ -174,15 +193,44 @@ impl Reader<'_> {
     }
 
     fn matrix(&mut self, name: String, rows: usize, cols: usize) -> Result<WeightMatrix> {
-        let matrix = self.checkpoint.matrix(&name, rows, cols)?;
-        self.took(name, matrix.dtype(), matrix.len());
+        let matrix = self.rounded_matrix(&name, rows, cols)?;
+        self.took(name, matrix.dtype(), matrix.bytes());
         Ok(matrix)
     }
 
     fn vector(&mut self, name: String, len: usize) -> Result<Vec<f32>> {
-        let (values, dtype) = self.checkpoint.vector(&name, len)?;
-        self.took(name, dtype, dtype.row_bytes(len).expect("whole blocks"));
+        let mut values = self.stored_vector(&name, len)?;
+        self.round_vector(&name, &mut values)?;
         Ok(values)
+    }
+
+    fn stored_vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let (values, dtype) = self.checkpoint.vector(name, len)?;
+        let dtype = self.round.unwrap_or(dtype);
+        self.took(name.into(), dtype, dtype.row_bytes(len).unwrap_or_default());
+        Ok(values)
+    }
+
+    fn round_vector(&self, name: &str, values: &mut [f32]) -> Result<()> {
+        let Some(dtype) = self.round else { return Ok(()) };
+        for value in values {
+            let bytes = dtype.round(*value).map_err(|value| self.too_large(name, dtype, value))?;
+            Weights::new(&bytes, dtype, 1, 1).widen_row(0, std::slice::from_mut(value));
+        }
+        Ok(())
+    }
+
+    fn rounded_matrix(&self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix> {
+        let matrix = self.checkpoint.matrix(name, rows, cols)?;
+        match self.round {
+            Some(dtype) => matrix.rounded(dtype, self.threads).map_err(|value| self.too_large(name, dtype, value)),
+            None => Ok(matrix),
+        }
+    }
+
+    fn too_large(&self, name: &str, dtype: Dtype, value: f32) -> Error {
+        let problem = format!("holds {value}, which is too large for {}", dtype.name());
+        Error::Tensor { path: self.checkpoint.path_of(name).into(), tensor: name.into(), problem }
     }
 
     fn linear(&mut self, name: &str, out: usize, input: usize, bias: bool) -> Result<Linear> {
@@ -200,7 +248,7 @@ impl Reader<'_> {
             return Ok(embed.clone());
         }
         if config.tied {
-            let head = self.checkpoint.matrix(NAME, config.vocab, config.hidden)?;
+            let head = self.rounded_matrix(NAME, config.vocab, config.hidden)?;
             if same_values(&head, embed) {
                 self.used.insert(NAME.into());
                 return Ok(embed.clone());

@@ -15,12 +15,14 @@ mod rope;
 
 use std::path::Path;
 
+use serde_json::{Map, Value};
+
 pub use self::fields::Fields;
 use self::fields::brief;
 use self::keys::{HARMLESS, READ, neutral};
 use super::families::{Bias, Family};
 use super::rope::Rope;
-use crate::checkpoint::json;
+use crate::checkpoint::{Source, json};
 use crate::error::{Error, Result};
 pub use crate::kernels::activation::Activation;
 
@@ -83,19 +85,32 @@ impl LlamaConfig {
     pub fn load(dir: &Path) -> Result<LlamaConfig> {
         let path = dir.join("config.json");
         let object = json::read_object(&path)?.ok_or_else(|| Error::MissingConfig { path: path.clone() })?;
-        let mut config = LlamaConfig::read(&Fields { path: path.clone(), prefix: String::new(), object: &object })?;
-
+        let mut config = LlamaConfig::read(&Fields { path, prefix: String::new(), object: &object })?;
         let path = dir.join("generation_config.json");
         if let Some(object) = json::read_object(&path)? {
-            let fields = Fields { path, prefix: String::new(), object: &object };
-            for id in fields.tokens("eos_token_id")? {
-                if !config.eos.contains(&id) {
-                    config.eos.push(id);
-                }
-            }
-            config.bos = config.bos.or(fields.token("bos_token_id")?);
+            config.generate_with(&path, &object)?;
         }
         Ok(config)
+    }
+
+    /// The same for a model in any form.
+    pub fn from_source(source: &Source) -> Result<LlamaConfig> {
+        let mut config = LlamaConfig::read(&Fields { path: source.config_path.clone(), prefix: String::new(), object: &source.config })?;
+        if let Some((path, object)) = &source.generation {
+            config.generate_with(path, object)?;
+        }
+        Ok(config)
+    }
+
+    fn generate_with(&mut self, path: &Path, object: &Map<String, Value>) -> Result<()> {
+        let fields = Fields { path: path.into(), prefix: String::new(), object };
+        for id in fields.tokens("eos_token_id")? {
+            if !self.eos.contains(&id) {
+                self.eos.push(id);
+            }
+        }
+        self.bos = self.bos.or(fields.token("bos_token_id")?);
+        Ok(())
     }
 
     fn read(fields: &Fields) -> Result<LlamaConfig> {
