@@ -97,8 +97,11 @@ class Vocabulary:
             if token and (token[:4] != "[PAD" or token != f"[PAD{index}]" or index in named)
         }
 
-    def is_special(self, index: int) -> bool:
-        return self.types[index] in SPECIAL or index in (self.bos, self.eos)
+    @cached_property
+    def special(self) -> set[int]:
+        """Control and unknown tokens, and whatever the file names as BOS and EOS: decoding leaves them out."""
+        named = {index for index in (self.bos, self.eos) if index is not None}
+        return named | {index for index, kind in enumerate(self.types) if kind in SPECIAL}
 
     def name(self, index: int | None) -> str | None:
         return None if index is None else self.tokens[index]
@@ -151,6 +154,8 @@ def read_vocabulary(metadata: Metadata, bos: int | None = None, eos: int | None 
 def _check_distinct(vocabulary: Vocabulary) -> None:
     """Two ids with one name could not be told apart; llama.cpp refuses them too."""
     ids = vocabulary.ids
+    if len(ids) == len(vocabulary.tokens):
+        return
     for index, token in enumerate(vocabulary.tokens):
         if ids.get(token, index) != index:
             raise CheckpointError(f"{PREFIX}tokens has `{token}` twice, as {index} and {ids[token]}")
@@ -177,15 +182,18 @@ def read_merges(metadata: Metadata, ids: Mapping[str, int]) -> list[tuple[str, s
         return None
     pairs = []
     for index, merge in enumerate(merges):
-        space = merge.find(" ", 1)  # a token may begin with a space, as llama.cpp reads it
-        left, right = merge[:space], merge[space + 1 :]
-        if space < 0 or not right:
-            raise CheckpointError(f"{key}[{index}] must be two tokens with a space between them, found {merge!r}")
+        left, _, right = merge.partition(" ")
         if not (left in ids and right in ids and left + right in ids):
-            bad = next(word for word in (left, right, left + right) if word not in ids)
-            raise CheckpointError(f"{key}[{index}] is {merge!r}, but {bad!r} is not in {PREFIX}tokens")
+            raise _bad_merge(f"{key}[{index}]", merge, left, right, ids)
         pairs.append((left, right))
     return pairs
+
+
+def _bad_merge(where: str, merge: str, left: str, right: str, ids: Mapping[str, int]) -> CheckpointError:
+    if not left or not right:
+        return CheckpointError(f"{where} must be two tokens with a space between them, found {merge!r}")
+    bad = next(word for word in (left, right, left + right) if word not in ids)
+    return CheckpointError(f"{where} is {merge!r}, but {bad!r} is not in {PREFIX}tokens")
 
 
 def _wrong(key: str, expected: str, value: object) -> CheckpointError:

@@ -191,11 +191,11 @@ def _added_tokens(vocabulary: Vocabulary, *, rstrip: bool = False, spaces: bool 
             "single_word": False,
             "lstrip": False,
             "rstrip": rstrip and token not in BARE,
-            "normalized": spaces and "▁" in token and not vocabulary.is_special(index),
-            "special": vocabulary.is_special(index),
+            "normalized": spaces and "▁" in token and index not in vocabulary.special,
+            "special": index in vocabulary.special,
         }
         for token, index in vocabulary.ids.items()
-        if vocabulary.types[index] == USER_DEFINED or vocabulary.is_special(index)
+        if index in vocabulary.special or vocabulary.types[index] == USER_DEFINED
     ]
 
 
@@ -215,9 +215,11 @@ def _post_processor(values: Metadata, vocabulary: Vocabulary, *, add_bos: bool) 
         return None
     used = {vocabulary.tokens[index]: index for index in (bos, eos) if index is not None}
 
+    def special(index: int | None, type_id: int) -> list[Part]:
+        return [] if index is None else [{"SpecialToken": {"id": vocabulary.tokens[index], "type_id": type_id}}]
+
     def around(sequence: str, type_id: int) -> list[Part]:
-        special = lambda index: [] if index is None else [{"SpecialToken": {"id": vocabulary.tokens[index], "type_id": type_id}}]  # noqa: E731
-        return [*special(bos), {"Sequence": {"id": sequence, "type_id": type_id}}, *special(eos)]
+        return [*special(bos, type_id), {"Sequence": {"id": sequence, "type_id": type_id}}, *special(eos, type_id)]
 
     return {
         "type": "TemplateProcessing",
