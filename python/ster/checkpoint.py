@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ster._files import is_there, parse_json, read_text, reason
 from ster.errors import CheckpointError, ConfigError, FileError, InputError
+from ster.progress import Progress
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -43,8 +44,10 @@ class Checkpoint:
         return value
 
 
-def find_checkpoint(model: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
+def find_checkpoint(model: str | os.PathLike[str], revision: str | None = None, progress: Progress = None) -> Checkpoint:
     """The checkpoint at `model`, a folder with `config.json`, `tokenizer.json` and safetensors.
+
+    Text that names nothing here and is written `ORG/NAME` is a model of the Hugging Face Hub: see `ster.hub`.
 
     Its name is the folder's, links followed. In a Hugging Face cache (`models--ORG--NAME/snapshots/COMMIT`) the folder's name is a
     commit: there the name is `ORG/NAME` and the revision is the commit.
@@ -60,10 +63,14 @@ def find_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
         raise InputError(f"the model must be a path, found {type(model).__name__}") from None
     if not os.fspath(model):
         raise CheckpointError("model path is empty", "`.` is the working directory")
+    from ster import hub
+
+    if isinstance(model, str) and hub.is_id(model) and not os.path.lexists(model):
+        path, revision = hub.fetch(model, revision, progress), None
     try:
         real = path.resolve(strict=True)
     except FileNotFoundError:
-        hint = "models are read from a local folder; download a Hub model first: `hf download ORG/NAME --local-dir FOLDER`"
+        hint = "name the folder of a model, or a model of the Hugging Face Hub as ORG/NAME"
         raise CheckpointError(f"model directory is missing: {path}", hint) from None
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL in the path
         text = reason(error) if isinstance(error, OSError) else str(error)
