@@ -31,7 +31,7 @@ from ster.progress import Progress, Report, in_bytes, reporter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-OLDEST = (1, 3)  # of huggingface_hub; pyproject.toml says the same
+OLDEST = (1, 20)  # of huggingface_hub, as in pyproject.toml: from there on it takes up a download that broke off in the middle
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAIN = "main"
 LOOK_UP = "look up"  # what is done, in refusals
