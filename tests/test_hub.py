@@ -375,6 +375,14 @@ def test_what_is_no_hub(server: FakeHub, cache: Path) -> None:
     assert hint == "HF_ENDPOINT names another Hub"
 
 
+def test_a_hub_whose_commits_are_none(server: FakeHub, cache: Path, toy: dict[str, bytes], tmp_path: Path) -> None:
+    server.add("org/toy", toy, "../../../elsewhere")
+    assert refused()[0] == (
+        f"failed to look up org/toy: {server.endpoint} does not answer as the Hub does (no commit, or no list of files)"
+    )
+    assert not cache.exists() and not (tmp_path / "elsewhere").exists()
+
+
 # Who may read
 
 
@@ -522,6 +530,16 @@ def test_progress_counts_bytes(server: FakeHub, cache: Path, sharded: dict[str, 
     calls.clear()
     ster.load("org/toy", progress=lambda done, total: calls.append((done, total)))
     assert calls == []
+
+
+def test_what_the_callers_function_raises_passes(server: FakeHub, cache: Path, toy: dict[str, bytes]) -> None:
+    server.add("org/toy", toy)
+
+    def stop(done: int, total: int) -> None:
+        raise OSError("enough")
+
+    with pytest.raises(OSError, match="^enough$"):
+        ster.load("org/toy", progress=stop)
 
 
 def test_a_terminal_gets_a_bar(

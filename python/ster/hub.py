@@ -82,7 +82,7 @@ def _fetch(model: str, revision: str | None, progress: Progress) -> Path:
             return _snapshot(model, pinned)
     try:
         info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        if not info.sha or info.siblings is None:
+        if not _COMMIT.fullmatch(info.sha or "") or info.siblings is None:
             raise ValueError("no commit, or no list of files")
     except Exception as error:
         known = _cached_commit(model, revision) if _will_pass(error) else None
@@ -91,7 +91,7 @@ def _fetch(model: str, revision: str | None, progress: Progress) -> Path:
         _warn_of_unsure(model, known)
         warnings.warn(f"{_trouble(error)}: {model} is read from the cache, at commit {known}", SterWarning, stacklevel=5)
         return _snapshot(model, known)
-    commit = info.sha
+    commit = str(info.sha)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings}
     _check_files(model, sizes)
 
@@ -317,12 +317,22 @@ def _download(model: str, commit: str, files: list[str], sizes: dict[str, int], 
     _check_room(model, total)
     if progress is True and sys.stderr is not None:
         print(f"Downloading {model}, {in_bytes(total)}, to {constants.HF_HUB_CACHE}", file=sys.stderr, flush=True)
-    with reporter(progress, "download", unit="bytes") as report:
-        done = 0
+    with reporter(progress, "download", unit="bytes") as tell:
+        done, theirs = 0, []  # theirs: what the caller's function raises is no failure of the download
+
+        def report(done: int, total: int) -> None:
+            try:
+                tell(done, total)
+            except BaseException as error:
+                theirs.append(error)
+                raise
+
         for file in files:
             try:
                 hf_hub_download(model, file, revision=commit, tqdm_class=_counter(report, done, total, sizes[file]))
             except Exception as error:
+                if error in theirs:
+                    raise
                 _refuse(error, model, commit, f"download {file} of")
             _files.writes += 1
             done += sizes[file]
@@ -431,7 +441,7 @@ def _refusal(error: BaseException, model: str, revision: str | None, doing: str)
         short = re.fullmatch(r"[0-9a-f]{4,39}", revision or "")
         hint = "a commit has 40 digits" if short else f"{constants.ENDPOINT}/{model}/tree/main lists branches and tags"
         return InputError(f"{model} has no revision `{revision or MAIN}`", hint)
-    if status == 401 and "nvalid credentials" in str(error):
+    if status == 401 and "invalid credentials" in str(error).lower():
         return CheckpointError(f"{constants.ENDPOINT} does not accept your token", "`hf auth login`, or HF_TOKEN, gives another one")
     if isinstance(error, errors.RepositoryNotFoundError) or status == 401 or (status == 404 and doing == LOOK_UP):
         needs = "the account of your token must have access" if token else "log in, with `hf auth login` or the token in HF_TOKEN"
