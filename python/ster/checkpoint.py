@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ster._files import is_there, parse_json, read_bytes, read_text, reason
 from ster.errors import CheckpointError, ConfigError, FileError, InputError
+from ster.progress import Progress
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PART = re.compile(r"-\d{5}-of-\d{5}$")  # of a file's name, where a model is several
@@ -84,11 +85,14 @@ class Checkpoint:
         return value
 
 
-def find_checkpoint(model: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
+def find_checkpoint(model: str | os.PathLike[str], revision: str | None = None, progress: Progress = None) -> Checkpoint:
     """The checkpoint at `model`, a folder with `config.json`, `tokenizer.json` and safetensors, or a GGUF file.
 
-    Its name is the folder's, links followed; a file's without `.gguf`, and without `-00001-of-00003` where it is one of several. In a Hugging Face cache (`models--ORG--NAME/snapshots/COMMIT`) the folder's name is a
-    commit: there the name is `ORG/NAME` and the revision is the commit; a GGUF file in one is called `ORG/NAME/FILE`.
+    Text that names nothing here and is written `ORG/NAME` is a model of the Hugging Face Hub: see `ster.hub`.
+
+    Its name is the folder's, links followed; a file's without `.gguf`, and without `-00001-of-00003` where it is one of several. In a
+    Hugging Face cache (`models--ORG--NAME/snapshots/COMMIT`) the folder's name is a commit: there the name is `ORG/NAME` and the
+    revision is the commit; a GGUF file in one is called `ORG/NAME/FILE`.
 
     Raises:
         CheckpointError: no such folder or file; `model config is missing: <path>`; `tokenizer is missing: <path>`; a link that leads nowhere,
@@ -101,12 +105,16 @@ def find_checkpoint(model: str | os.PathLike[str], revision: str | None = None) 
         raise InputError(f"the model must be a path, found {type(model).__name__}") from None
     if not os.fspath(model):
         raise CheckpointError("model path is empty", "`.` is the working directory")
+    from ster import hub
+
+    if isinstance(model, str) and hub.is_id(model) and not os.path.lexists(model):
+        path, revision = hub.fetch(model, revision, progress), None
     try:
         real = path.resolve(strict=True)
     except FileNotFoundError:
         if path.suffix.lower() == ".gguf":
             raise CheckpointError(f"model file is missing: {path}") from None
-        hint = "models are read from a local folder; download a Hub model first: `hf download ORG/NAME --local-dir FOLDER`"
+        hint = "name the folder of a model, a GGUF file, or a model of the Hugging Face Hub as ORG/NAME"
         raise CheckpointError(f"model directory is missing: {path}", hint) from None
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL in the path
         text = reason(error) if isinstance(error, OSError) else str(error)

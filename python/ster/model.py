@@ -54,25 +54,30 @@ def load(
     precision: Precision = "auto",
     threads: int | None = None,
     chat_template: ChatMode = "auto",
+    progress: Progress = None,
 ) -> Model:
     """Open the checkpoint `model`, a folder or a GGUF file. Every tensor is checked against the config; weights are mapped, not read.
 
     Args:
-        revision: refused for a plain folder; in a Hugging Face cache it must be the snapshot's commit.
+        model: a folder; or `ORG/NAME`, a model of the Hugging Face Hub, unless that is the path of something here. What is not in the
+            Hub's cache is downloaded, and nothing but the files that are read; this takes the extra `hub`. See `ster.hub`.
+        revision: a branch, tag or commit of a model of the Hub; None: `main`. Refused for a plain folder; for the folder of a snapshot
+            in a Hugging Face cache it must be the snapshot's commit.
         precision: `auto` and `f32`: weights exactly as stored, arithmetic in float32. `bf16`, `f16`: the same, provided that every
             weight is stored so; weights are never rounded.
         threads: None: one for every core. The number changes no bit of any result.
+        progress: of a download: True for a bar on stderr, or a function called with (done, total) bytes.
         chat_template: `auto`: prompts are user turns where the checkpoint publishes a template; `off`: prompts are raw text.
 
     Raises:
-        CheckpointError: files that are missing, truncated or not what the config says.
+        CheckpointError: files that are missing, truncated or not what the config says; a model of the Hub that cannot be had.
         ConfigError: a config or chat template that is not supported.
         InputError: an option this checkpoint does not allow.
     """
     _choice("precision", precision, ("auto", "f32", "bf16", "f16"))
     _choice("chat template mode", chat_template, ("auto", "off"))
     count = None if threads is None else _thread_count(threads)
-    checkpoint = find_checkpoint(model, revision)
+    checkpoint = find_checkpoint(model, revision, progress)
     engine = _native.Engine(str(checkpoint.path), threads=count)
     for warning in engine.warnings:
         warnings.warn(warning, SterWarning, stacklevel=2)

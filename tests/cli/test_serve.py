@@ -72,7 +72,7 @@ def test_refusals_are_one_sentence(capsys: pytest.CaptureFixture[str], toy_dir: 
     )
     assert refusal(capsys, "--model", "no/such/folder").startswith("Error: ")
     twice = refusal(capsys, "--model", toy_dir, "--model", toy_dir)
-    assert twice == "Error: two models are called toy-llama\nhint: give each its name: --model NAME=DIR\n"
+    assert twice == "Error: two models are called toy-llama\nhint: give each its name: --model NAME=MODEL\n"
     named = refusal(capsys, "--model", toy_dir, "--model", f"b={toy_dir}", "--served-name", "a")
     assert named.startswith("Error: --served-name names one model\n")
     assert refusal(capsys, "--model", toy_dir, "--api-key", "two words").startswith("Error: an API key must be printable ASCII")

@@ -26,9 +26,17 @@ class ChatChoice(str, Enum):
 
 ModelOption = Annotated[
     str,
-    typer.Option("--model", "-m", metavar="DIR", envvar="STER_MODEL", help="Folder with config.json, tokenizer.json and *.safetensors."),
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        envvar="STER_MODEL",
+        help="Folder with config.json, tokenizer.json and *.safetensors, or ORG/NAME on the Hugging Face Hub.",
+    ),
 ]
-RevisionOption = Annotated[str | None, typer.Option("--revision", metavar="COMMIT", help="Commit of a snapshot in a Hugging Face cache.")]
+RevisionOption = Annotated[
+    str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a model of the Hub. Default: main.")
+]
 PrecisionOption = Annotated[
     PrecisionChoice,
     typer.Option("--precision", help="Weights as stored (auto, f32), or only if they are stored so. Arithmetic is always f32."),
@@ -71,4 +79,4 @@ def open_model(model: str, revision: str | None, precision: PrecisionChoice, cha
     """`ster.load` with the shared options."""
     from ster.model import load
 
-    return load(model, revision=revision, precision=precision.value, threads=threads, chat_template=chat_template.value)
+    return load(model, revision=revision, precision=precision.value, threads=threads, chat_template=chat_template.value, progress=True)

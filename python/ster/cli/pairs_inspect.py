@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ster.cli import console
-from ster.cli.options import ChatChoice, ChatOption, JsonOption, PrecisionChoice, open_model
+from ster.cli.options import ChatChoice, ChatOption, JsonOption, PrecisionChoice, RevisionOption, open_model
 from ster.cli.tables import count, table
 
 if TYPE_CHECKING:
@@ -25,8 +25,9 @@ TAIL = 4  # tokens shown of a side whose end is the chat template's
 def inspect(
     pairs: Annotated[Path, typer.Argument(metavar="FILE", help="A pair set.")],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="DIR", help="Also show the last token of each side, as this model reads it.")
+        str | None, typer.Option("--model", "-m", metavar="MODEL", help="Also show the last token of each side, as this model reads it.")
     ] = None,
+    revision: RevisionOption = None,
     chat_template: ChatOption = ChatChoice.auto,
     as_json: JsonOption = None,
 ) -> None:
@@ -43,7 +44,7 @@ def inspect(
     if model is not None:
         from ster.sides import pair_tokens
 
-        opened = open_model(model, None, PrecisionChoice.auto, chat_template, None)
+        opened = open_model(model, revision, PrecisionChoice.auto, chat_template, None)
         sides = [side for pair in pair_set for side in (pair.positive, pair.negative)]
         ids = [side for pair in pair_tokens(opened, pair_set) for side in pair]
         last = {repr(side): opened.tokenizer.piece(each[-1]) for side, each in zip(sides, ids, strict=True)}

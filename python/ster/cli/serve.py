@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ster.cli import console
-from ster.cli.options import ChatChoice, PrecisionChoice, PrecisionOption, ThreadsOption, open_model
+from ster.cli.options import ChatChoice, PrecisionChoice, PrecisionOption, RevisionOption, ThreadsOption, open_model
 
 if TYPE_CHECKING:
     from ster.server.served import ServedSpec
@@ -31,7 +31,12 @@ class DtypeChoice(str, Enum):
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="[NAME=]DIR", help="Folder of a checkpoint; repeat for more.  [env var: STER_MODEL]"),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="[NAME=]MODEL",
+            help="Folder of a checkpoint, or ORG/NAME on the Hugging Face Hub; repeat for more.  [env var: STER_MODEL]",
+        ),
     ] = None,
     served_name: Annotated[
         str | None, typer.Option("--served-name", metavar="NAME", help="What requests call the model. Default: the checkpoint's name.")
@@ -64,6 +69,7 @@ def serve(
         int, typer.Option("--max-capture-numbers", metavar="N", min=1, help="Cap of layers x tokens x hidden size in a capture.")
     ] = 2**25,
     max_body_mb: Annotated[int, typer.Option("--max-body-mb", metavar="MB", min=1, help="Cap of a request's body.")] = 64,
+    revision: RevisionOption = None,
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: Annotated[
         ChatChoice,
@@ -99,7 +105,7 @@ def serve(
         allowed_origins=tuple(allowed_origin or ()),
     )
     warnings.simplefilter("once", SterWarning)  # a template that prints the date would warn with every request
-    specs = _specs(_models(model), served_name, precision, chat_template, threads)
+    specs = _specs(_models(model), served_name, revision, precision, chat_template, threads)
     serve(specs, settings, Address(host, port, insecure), shutdown_seconds=shutdown_seconds, note=console.note)
 
 
@@ -156,9 +162,14 @@ def _keys(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _specs(
-    models: list[str], served_name: str | None, precision: PrecisionChoice, chat_template: ChatChoice, threads: int | None
+    models: list[str],
+    served_name: str | None,
+    revision: str | None,
+    precision: PrecisionChoice,
+    chat_template: ChatChoice,
+    threads: int | None,
 ) -> list[ServedSpec]:
-    """What to serve, under which names. That the folders are there is found out now, not when they load.
+    """What to serve, under which names. That the folders are there is found out now, not when they load; so are models of the Hub brought.
 
     Raises:
         InputError: two models under one name. CheckpointError: no checkpoint.
@@ -168,20 +179,23 @@ def _specs(
     from ster.server.served import ServedSpec
 
     if served_name is not None and len(models) > 1:
-        raise InputError("--served-name names one model", "with several, give each its name: --model NAME=DIR")
+        raise InputError("--served-name names one model", "with several, give each its name: --model NAME=MODEL")
+    if revision is not None and len(models) > 1:
+        raise InputError("--revision is of one model", "with several, name the folders of their snapshots in the cache")
     specs: list[ServedSpec] = []
     for given in models:
         name, folder = _name_and_folder(given)
-        checkpoint = find_checkpoint(folder)
+        checkpoint = find_checkpoint(folder, revision, progress=True)
         name = served_name or name or checkpoint.name
         if name in [spec.name for spec in specs]:
-            raise InputError(f"two models are called {name}", "give each its name: --model NAME=DIR")
-        specs.append(ServedSpec(name, lambda folder=folder: open_model(folder, None, precision, chat_template, threads)))  # type: ignore[misc]
+            raise InputError(f"two models are called {name}", "give each its name: --model NAME=MODEL")
+        path = str(checkpoint.path)
+        specs.append(ServedSpec(name, lambda path=path: open_model(path, None, precision, chat_template, threads)))  # type: ignore[misc]
     return specs
 
 
 def _name_and_folder(given: str) -> tuple[str | None, str]:
-    """`NAME=DIR`; a folder that is there may have `=` in its name."""
+    """`NAME=MODEL`; a folder that is there may have `=` in its name."""
     name, equals, folder = given.partition("=")
     if not equals or Path(given).exists():
         return None, given
