@@ -123,7 +123,15 @@ PATHS = """name ./name ../name /name ~/name org/ / a/b/c org\\name org/café org
 def test_what_looks_like_a_path_is_none(name: str, server: FakeHub, cache: Path) -> None:
     assert not ours.is_id(name)
     message, _ = refused(name)
-    assert message.startswith(("model directory is missing: ", "model path is empty", "model path is not a dir", "model config is missing"))
+    assert message.startswith(
+        (
+            "model directory is missing: ",
+            "model file is missing: ",
+            "model path is empty",
+            "model path is not a dir",
+            "model config is missing",
+        )
+    )
     assert server.asked() == []
 
 

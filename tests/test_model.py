@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 import ster
 from ster._safetensors import safetensors_bytes
-from ster.errors import ContextError, InputError, LayerError, NonFiniteError
+from ster.errors import CheckpointError, ContextError, InputError, LayerError, NonFiniteError
 from ster.toy import WORDS, tensors
 
 PROMPT = "the sea is calm and quiet tonight ."
@@ -117,14 +118,46 @@ def test_a_weight_that_is_no_number_is_named_by_layer_token_and_prompt(toy_copy:
         model.trace("the")
 
 
-def test_precision_never_rounds(toy_dir: Path) -> None:
+def test_an_unknown_precision_is_refused(toy_dir: Path) -> None:
     assert ster.load(toy_dir, precision="f32").precision == ster.load(toy_dir).precision == "f32"
-    for precision in ("bf16", "f16"):
-        with pytest.raises(InputError) as caught:
-            ster.load(toy_dir, precision=precision)
-        assert str(caught.value) == f"precision {precision} would round weights stored as f32, which this Ster build does not do"
     with pytest.raises(InputError, match='unknown precision "f64"; expected auto, f32, bf16 or f16'):
         ster.load(toy_dir, precision="f64")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", ml_dtypes.bfloat16), ("f16", np.float16)])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_precision_rounds_every_weight_as_if_it_had_been_stored_so(
+    toy_copy: Path, change: Callable[..., None], precision: Any, dtype: Any, family: str
+) -> None:
+    """NumPy and ml_dtypes round to the nearest, ties to even, as torch does."""
+    weights = tensors()
+    if family == "gemma2":
+        change(toy_copy / "config.json", model_type=family, head_dim=16, sliding_window=16, query_pre_attn_scalar=16)
+        for layer in range(4):
+            for norm in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+                weights[f"model.layers.{layer}.{norm}.weight"] = np.random.default_rng(layer).normal(0, 0.1, 64).astype(np.float32)
+    weights["model.layers.0.mlp.up_proj.weight"][0, :4] = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 2**-30]  # ties, and what vanishes in f16
+    half = {name: array.astype(dtype) for name, array in weights.items()}
+    (toy_copy / "model.safetensors").write_bytes(safetensors_bytes(weights, {"format": "pt"}))
+    rounded = ster.load(toy_copy, precision=precision)
+    found = rounded.trace("the sea is calm and quiet tonight .", logits=True)
+    assert rounded.precision == precision
+    exact = ster.load(toy_copy).trace("the sea is calm and quiet tonight .").residual
+    wide = {name: array.astype(np.float32) for name, array in half.items()}
+    (toy_copy / "model.safetensors").write_bytes(safetensors_bytes(wide, {"format": "pt"}))
+    stored = ster.load(toy_copy).trace("the sea is calm and quiet tonight .", logits=True)
+    assert found.residual.tobytes() == stored.residual.tobytes() != exact.tobytes()
+    assert found.logits is not None and stored.logits is not None and found.logits.tobytes() == stored.logits.tobytes()
+
+
+def test_a_weight_too_large_for_f16_is_refused_by_name(toy_copy: Path) -> None:
+    for name, place in (("model.layers.1.mlp.up_proj.weight", (0, 1)), ("model.norm.weight", (5,))):
+        weights = tensors()
+        weights[name][place] = 70000.0
+        (toy_copy / "model.safetensors").write_bytes(safetensors_bytes(weights, {"format": "pt"}))
+        ster.load(toy_copy, precision="bf16")
+        with pytest.raises(CheckpointError, match=f"tensor `{name}` holds 70000, which is too large for F16"):
+            ster.load(toy_copy, precision="f16")
 
 
 def test_weights_stored_in_half_run_as_they_are(toy_copy: Path, change: Callable[..., None]) -> None:

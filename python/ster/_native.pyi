@@ -103,9 +103,10 @@ class Output:
 
 @final
 class Engine:
-    """A checkpoint, memory-mapped, ready to run: a folder or a GGUF file. Every tensor is checked against the config here; no weight is read.
+    """A checkpoint, memory-mapped, ready to run: a folder or a GGUF file. Every tensor is checked against the config here, no weight is
+    read.
 
-    round: round all weights to this first; those that are not stored so are read now, and held in memory.
+    round: round all weights to this first; those that are not stored so are read after all, and held in memory.
 
     Raises:
         CheckpointError: a file or tensor that is missing, truncated or not what the config says.

@@ -95,8 +95,8 @@ def find_checkpoint(model: str | os.PathLike[str], revision: str | None = None, 
     revision is the commit; a GGUF file in one is called `ORG/NAME/FILE`.
 
     Raises:
-        CheckpointError: no such folder or file; `model config is missing: <path>`; `tokenizer is missing: <path>`; a link that leads nowhere,
-            which is a file that should be there: half a download.
+        CheckpointError: no such folder or file; `model config is missing: <path>`; `tokenizer is missing: <path>`; a link that leads
+            nowhere, which is a file that should be there: half a download.
         InputError: a revision other than the folder's own.
     """
     try:

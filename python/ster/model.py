@@ -63,8 +63,8 @@ def load(
             Hub's cache is downloaded, and nothing but the files that are read; this takes the extra `hub`. See `ster.hub`.
         revision: a branch, tag or commit of a model of the Hub; None: `main`. Refused for a plain folder; for the folder of a snapshot
             in a Hugging Face cache it must be the snapshot's commit.
-        precision: `auto` and `f32`: weights exactly as stored, arithmetic in float32. `bf16`, `f16`: the same, provided that every
-            weight is stored so; weights are never rounded.
+        precision: `auto` and `f32`: weights exactly as stored. `bf16`, `f16`: all weights rounded to that first, as if they had been stored
+            so; those that are not are then held in memory. Arithmetic is float32 whatever the weights are.
         threads: None: one for every core. The number changes no bit of any result.
         progress: of a download: True for a bar on stderr, or a function called with (done, total) bytes.
         chat_template: `auto`: prompts are user turns where the checkpoint publishes a template; `off`: prompts are raw text.
@@ -78,13 +78,13 @@ def load(
     _choice("chat template mode", chat_template, ("auto", "off"))
     count = None if threads is None else _thread_count(threads)
     checkpoint = find_checkpoint(model, revision, progress)
-    engine = _native.Engine(str(checkpoint.path), threads=count)
+    engine = _native.Engine(str(checkpoint.path), threads=count, round=precision if precision in ("bf16", "f16") else None)
     for warning in engine.warnings:
         warnings.warn(warning, SterWarning, stacklevel=2)
     template = find_chat_template(checkpoint)
     tokenizer = Tokenizer.load(checkpoint)
     warn_of_ignored_flags(checkpoint, tokenizer)
-    return Model(engine, tokenizer, checkpoint, _stored(engine, precision), template, chat_template)
+    return Model(engine, tokenizer, checkpoint, "+".join(sorted(dtype.lower() for dtype in engine.weight_dtypes)), template, chat_template)
 
 
 def _thread_count(threads: object) -> int:
@@ -101,21 +101,11 @@ def _choice(what: str, value: str, choices: Sequence[str]) -> None:
         raise InputError(f'unknown {what} "{value}"; expected {", ".join(choices[:-1])} or {choices[-1]}')
 
 
-def _stored(engine: _native.Engine, precision: Precision) -> str:
-    """The dtype of the weights: `f32`, `bf16`, `f16`, or `bf16+f32` where they differ; `precision` may not ask for another one."""
-    stored = "+".join(sorted(dtype.lower() for dtype in engine.weight_dtypes))
-    if precision in ("bf16", "f16") and stored != precision:
-        raise InputError(
-            f"precision {precision} would round weights stored as {stored}, which this Ster build does not do",
-            "`--precision auto` uses the weights exactly as they are stored",
-        )
-    return stored
-
-
 class Model:
     """An open checkpoint; made by `ster.load`.
 
-    engine, tokenizer: what runs underneath, for those who want token ids and passes of their own.
+    precision: dtypes of the weights: `bf16`, or `f32+q4_k` where they differ. engine, tokenizer: what runs underneath, for those who want
+    token ids and passes of their own.
     """
 
     def __init__(

@@ -93,7 +93,6 @@ def test_the_same_job_gives_the_same_bytes_on_any_number_of_threads(run: Run, to
         (("--layers", "3..1"), 'layer range "3..1" must have start < end'),
         (("--position", "mean"), "JSON holds last-token activations only, not position `mean`"),
         (("--position", "all"), "JSON holds last-token activations only, not position `all`"),
-        (("--precision", "bf16"), "precision bf16 would round weights stored as f32, which this Ster build does not do"),
         (("--output", "."), "failed to write .: it is a directory"),
         (("--output", "no/where.json"), "failed to write no/where.json: no folder {folder}/no"),
         (("--prompts", "none.json"), "failed to read none.json: no such file or directory"),

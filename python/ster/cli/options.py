@@ -39,7 +39,7 @@ RevisionOption = Annotated[
 ]
 PrecisionOption = Annotated[
     PrecisionChoice,
-    typer.Option("--precision", help="Weights as stored (auto, f32), or only if they are stored so. Arithmetic is always f32."),
+    typer.Option("--precision", help="Weights as stored (auto, f32), or rounded to bf16 or f16 first. Arithmetic is always f32."),
 ]
 ChatOption = Annotated[
     ChatChoice,
