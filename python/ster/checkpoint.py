@@ -87,12 +87,13 @@ class Checkpoint:
 def find_checkpoint(model: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
     """The checkpoint at `model`, a folder with `config.json`, `tokenizer.json` and safetensors, or a GGUF file.
 
-    Its name is the folder's, links followed; a file's without `.gguf`, and without `-00001-of-00003` where it is one of several. In a Hugging Face cache (`models--ORG--NAME/snapshots/COMMIT`) the folder's name is a
-    commit: there the name is `ORG/NAME` and the revision is the commit; a GGUF file in one is called `ORG/NAME/FILE`.
+    Its name is the folder's, links followed; a file's without `.gguf`, and without `-00001-of-00003` where it is one of several. In a
+    Hugging Face cache (`models--ORG--NAME/snapshots/COMMIT`) the folder's name is a commit: there the name is `ORG/NAME` and the revision
+    is the commit; a GGUF file in one is called `ORG/NAME/FILE`.
 
     Raises:
-        CheckpointError: no such folder or file; `model config is missing: <path>`; `tokenizer is missing: <path>`; a link that leads nowhere,
-            which is a file that should be there: half a download.
+        CheckpointError: no such folder or file; `model config is missing: <path>`; `tokenizer is missing: <path>`; a link that leads
+            nowhere, which is a file that should be there: half a download.
         InputError: a revision other than the folder's own.
     """
     try:
