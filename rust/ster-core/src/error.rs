@@ -65,6 +65,11 @@ impl Error {
     pub fn hint(&self) -> Option<String> {
         match self {
             Error::MissingConfig { .. } => Some("point to the folder that holds config.json, tokenizer.json and *.safetensors".into()),
+            Error::NoWeights { dir, found } if found.iter().any(|name| name.ends_with(".gguf")) => {
+                let files: Vec<_> = found.iter().filter(|name| name.ends_with(".gguf")).collect();
+                let more = if files.len() > 1 { format!(" ({} are there)", files.len()) } else { String::new() };
+                Some(format!("a GGUF model is named by its file: {}{more}", dir.join(files[0]).display()))
+            }
             Error::NoWeights { found, .. } if !found.is_empty() => {
                 Some(format!("found {}; convert the weights to safetensors first", found.join(", ")))
             }

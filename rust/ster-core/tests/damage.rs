@@ -137,7 +137,7 @@ fn run(files: &[(Vec<u8>, usize)], seed: u64, write: impl Fn(&[u8]), path: &Path
 }
 
 /// Every architecture, with lists, factors and tokens.
-fn gguf_files() -> Vec<(Vec<u8>, usize)> {
+fn gguf_models() -> Vec<File> {
     let archs = ["llama", "qwen2", "qwen3", "phi3", "granite", "olmo2", "smollm3", "gemma2", "gemma3"];
     let mut files: Vec<File> = archs.map(tiny).into();
     for file in &mut files {
@@ -148,11 +148,13 @@ fn gguf_files() -> Vec<(Vec<u8>, usize)> {
     files[3] = factors.int("phi3.rope.scaling.original_context_length", 16).float("phi3.rope.scaling.attn_factor", 1.2);
     let nested = [&5u32.to_le_bytes()[..], &1u64.to_le_bytes(), &7i32.to_le_bytes()].concat();
     files[1] = files[1].clone().list("own.nested", 9, nested, 1).text("qwen2.rope.scaling.type", "yarn");
-    files.iter().map(|file| (file.bytes(), file.bytes().len() - file.tensors.len() * 32 - data(file))).collect()
+    files
 }
 
-fn data(file: &File) -> usize {
-    file.tensors.iter().map(|tensor| tensor.3.len()).sum::<usize>().saturating_sub(64)
+/// Their bytes, and how many of them are header.
+fn gguf_files() -> Vec<(Vec<u8>, usize)> {
+    let data = |file: &File| file.tensors.iter().map(|tensor| tensor.3.len().next_multiple_of(32)).sum::<usize>();
+    gguf_models().iter().map(|file| (file.bytes(), file.bytes().len().saturating_sub(data(file)))).collect()
 }
 
 #[test]
@@ -166,6 +168,51 @@ fn damaged_gguf_files_are_refused_or_can_be_read() {
     }
     let opened = run(&files, setting("STER_DAMAGE_SEED", 0x5EED), |bytes| fs::write(&path, bytes).unwrap(), &path);
     assert!(opened > 0, "damage to numbers alone opens");
+}
+
+/// A file whose bytes are in order and whose numbers are not: sizes, types and values, as its header gives them.
+fn disorder(dice: &mut Dice, file: &mut File) {
+    for _ in 0..=dice.below(3) {
+        let tensor = dice.below(file.tensors.len());
+        let tensor = &mut file.tensors[tensor];
+        match dice.below(8) {
+            0 if !tensor.1.is_empty() => {
+                let axis = dice.below(tensor.1.len());
+                tensor.1[axis] = dice.extreme();
+            }
+            1 => tensor.1 = (0..dice.below(6)).map(|_| [1, 2, 32, dice.extreme()][dice.below(4)]).collect(),
+            2 => tensor.2 = dice.below(45) as u32,
+            3 => tensor.3.truncate(dice.below(32)),
+            4 => tensor.0 = file.keys[dice.below(file.keys.len())].0.clone(),
+            kind => {
+                let key = dice.below(file.keys.len());
+                let key = &mut file.keys[key];
+                if kind == 5 {
+                    key.1 = dice.below(14) as u32;
+                } else if key.2.len() <= 8 {
+                    let value = [dice.extreme(), u64::from((dice.extreme() as f32).to_bits()), 0x7F80_0000][dice.below(3)];
+                    key.2.copy_from_slice(&value.to_le_bytes()[..key.2.len()]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn files_of_odd_sizes_types_and_values_are_refused_or_can_be_read() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("model.gguf");
+    let mut dice = Dice(setting("STER_DAMAGE_SEED", 0x5EED) | 1);
+    let (files, count) = (gguf_models(), setting("STER_DAMAGE", 2000));
+    let mut opened = 0;
+    for _ in 0..count {
+        let mut file = files[dice.below(files.len())].clone();
+        disorder(&mut dice, &mut file);
+        fs::write(&path, file.bytes()).unwrap();
+        opened += u64::from(exercise(&path));
+    }
+    println!("{opened} of {count} odd files opened");
+    assert!(opened > 0, "an odd value may be harmless");
 }
 
 #[test]

@@ -487,7 +487,10 @@ fn folders_without_usable_weights_are_refused_plainly() {
         Err(Error::NoWeights { found, .. }) => assert_eq!(found, ["consolidated.safetensors", "model.gguf", "pytorch_model.bin"]),
         other => panic!("{other:?}"),
     }
+    assert_eq!(open().unwrap_err().hint(), Some(format!("a GGUF model is named by its file: {}", dir.path().join("model.gguf").display())));
+    fs::remove_file(dir.path().join("model.gguf")).unwrap();
     assert!(open().unwrap_err().hint().unwrap().contains("pytorch_model.bin"));
+    fs::write(dir.path().join("model.gguf"), b"x").unwrap();
     let nowhere = dir.path().join("nowhere");
     assert_says(Checkpoint::open(&nowhere).map(|_| ()), &["failed to read", "nowhere"]);
     assert_says(LlamaConfig::load(&nowhere), &["model config is missing"]);

@@ -202,7 +202,7 @@ impl<'a> Reader<'a> {
 
     fn name(&mut self, what: impl Display + Copy) -> Result<String> {
         match self.string(what)? {
-            "" => Err(Problem::File(format!("has an empty name for {what}"))),
+            "" => Err(Problem::File(format!("has an empty string as {what}"))),
             name if name.len() as u64 > MAX_NAME => Err(Problem::File(format!("has {} bytes as {what}, more than {MAX_NAME}", name.len()))),
             name => Ok(name.into()),
         }
