@@ -4,13 +4,12 @@
 //! operations of one output is the same in every tile, so a row's result does not depend on the rows beside it. Twin:
 //! [`reference::linear`](super::reference::linear).
 //!
-//! Weights in blocks ([`quant`](super::quant)) are widened exactly: in registers for one row of `x`, into a buffer for several. No bit of
-//! the result differs from that of the same numbers in f32.
+//! Weights in [`blocks`](super::blocks) give the bits of the same numbers in f32.
 
 use std::ops::Range;
 
+use super::blocks::{sum_row, widen_blocks};
 use super::isa::per_isa;
-use super::quant::{Blocked, iq4, k, legacy};
 use super::simd::{LANES, Lanes};
 use crate::tensor::{Dtype, Panel, Weights};
 
@@ -48,19 +47,9 @@ fn by_dtype<V: Lanes>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Pane
         Dtype::F32 => by_tile::<V, F32>(x, w, bias, out, then),
         Dtype::F16 => by_tile::<V, F16>(x, w, bias, out, then),
         Dtype::BF16 => by_tile::<V, BF16>(x, w, bias, out, then),
+        _ if out.rows == 1 => sum_row(V::ISA, x, w, bias, out, then),
         // Widened first, so that tiles read f32.
-        _ if out.rows != 1 => by_tile::<V, F32>(x, w, bias, out, then),
-        Dtype::Q4_0 => one_row_of_blocks::<V, legacy::Q4_0>(x, w, bias, out, then),
-        Dtype::Q4_1 => one_row_of_blocks::<V, legacy::Q4_1>(x, w, bias, out, then),
-        Dtype::Q5_0 => one_row_of_blocks::<V, legacy::Q5_0>(x, w, bias, out, then),
-        Dtype::Q5_1 => one_row_of_blocks::<V, legacy::Q5_1>(x, w, bias, out, then),
-        Dtype::Q8_0 => one_row_of_blocks::<V, legacy::Q8_0>(x, w, bias, out, then),
-        Dtype::Q2K => one_row_of_blocks::<V, k::Q2K>(x, w, bias, out, then),
-        Dtype::Q3K => one_row_of_blocks::<V, k::Q3K>(x, w, bias, out, then),
-        Dtype::Q4K => one_row_of_blocks::<V, k::Q4K>(x, w, bias, out, then),
-        Dtype::Q5K => one_row_of_blocks::<V, k::Q5K>(x, w, bias, out, then),
-        Dtype::Q6K => one_row_of_blocks::<V, k::Q6K>(x, w, bias, out, then),
-        Dtype::IQ4NL => one_row_of_blocks::<V, iq4::Iq4Nl>(x, w, bias, out, then),
+        _ => by_tile::<V, F32>(x, w, bias, out, then),
     }
 }
 
@@ -130,63 +119,6 @@ fn one_row<V: Lanes, S: Stored>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>,
     }
 }
 
-/// One row with weights in blocks: [`ROWS_AT_ONCE`] of their rows at a time, so that chains of sums do not wait for each other.
-#[inline(always)]
-fn one_row_of_blocks<V: Lanes, B: Blocked>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, mut out: Panel<'_>, then: Then) {
-    let mut column = out.columns.start;
-    while column + ROWS_AT_ONCE <= out.columns.end {
-        let sums = sum_blocks::<V, B, ROWS_AT_ONCE>(x, w, column);
-        put(&mut out, bias, then, 0, column, [sums]);
-        column += ROWS_AT_ONCE;
-    }
-    while column < out.columns.end {
-        let sums = sum_blocks::<V, B, 1>(x, w, column);
-        put(&mut out, bias, then, 0, column, [sums]);
-        column += 1;
-    }
-}
-
-const ROWS_AT_ONCE: usize = 4;
-
-/// The products of `x` and `COLS` rows of `w` from `column` on.
-#[inline(always)]
-fn sum_blocks<V: Lanes, B: Blocked, const COLS: usize>(x: &[f32], w: Weights<'_>, column: usize) -> [f32; COLS] {
-    let steps = B::GROUP / LANES;
-    let mut ahead = Ahead::new(w, column + 2 * COLS, COLS, 1);
-    let lines = (COLS * B::BYTES * B::GROUP / B::NUMBERS).div_ceil(Ahead::LINE);
-    let mut opened = [B::CLOSED; COLS];
-    // SAFETY: `by_dtype` checked that x holds `cols` numbers, which are whole blocks, and w rows `column..column + COLS`; every read
-    // stays in the row. The instruction set is on, as `Lanes` asks.
-    unsafe {
-        let mut acc = [V::zero(); COLS];
-        let mut block = w.row_ptr(column);
-        let mut x = x.as_ptr();
-        for _ in 0..w.cols / B::NUMBERS {
-            for (j, opened) in opened.iter_mut().enumerate() {
-                B::open::<V>(block.add(j * w.row_bytes()), opened);
-            }
-            for group in 0..B::NUMBERS / B::GROUP {
-                (0..lines).for_each(|_| ahead.fetch::<V>());
-                for (j, (acc, opened)) in acc.iter_mut().zip(&opened).enumerate() {
-                    for step in 0..steps {
-                        let weights = B::sixteen::<V>(block.add(j * w.row_bytes()), opened, group * steps + step);
-                        *acc = V::load(x.add(LANES * step)).fma(weights, *acc);
-                    }
-                }
-                x = x.add(B::GROUP);
-            }
-            block = block.add(B::BYTES);
-        }
-        let mut sums = [0.0; COLS];
-        for (first, sums) in sums.chunks_mut(4).enumerate() {
-            let four = std::array::from_fn(|n| if 4 * first + n < COLS { acc[4 * first + n] } else { V::zero() });
-            let four = V::reduce4(four);
-            sums.copy_from_slice(&four[..sums.len()]);
-        }
-        sums
-    }
-}
-
 /// `COLS` columns from `column` on, for the rows of a block. `wide`: room to widen them in.
 #[inline(always)]
 fn rows_by_columns<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
@@ -205,7 +137,11 @@ fn rows_by_columns<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
     if pays || w.dtype.block().0 > 1 {
         wide.resize(COLS * w.cols, 0.0);
         for (n, wide) in wide.chunks_exact_mut(w.cols.max(1)).enumerate() {
-            widen::<V>(w, column + n, 0..w.cols, wide);
+            if w.dtype.block().0 > 1 {
+                widen_blocks(V::ISA, w, column + n, 0..w.cols, wide);
+            } else {
+                widen::<V, S>(w, column + n, 0..w.cols, wide);
+            }
         }
         tiles::<V, F32, ROWS, COLS, 1>(x, wide.as_ptr().cast(), w.cols, bias, out, then, rows, column, &mut ahead);
     } else if ahead.hurry {
@@ -296,7 +232,7 @@ fn tile<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize, const LINES: 
 
 /// Finished sums, for the rows from `row` and the columns from `column` on.
 #[inline(always)]
-fn put<const ROWS: usize, const COLS: usize>(
+pub(super) fn put<const ROWS: usize, const COLS: usize>(
     out: &mut Panel<'_>,
     bias: Option<&[f32]>,
     then: Then,
@@ -322,29 +258,9 @@ fn put<const ROWS: usize, const COLS: usize>(
     }
 }
 
-/// Numbers `span` of row `row` of `w`, whole blocks, widened exactly.
+/// Numbers `span` of row `row` of `w`, widened exactly.
 #[inline(always)]
-fn widen<V: Lanes>(w: Weights<'_>, row: usize, span: Range<usize>, out: &mut [f32]) {
-    match w.dtype {
-        Dtype::F32 => widen_numbers::<V, F32>(w, row, span, out),
-        Dtype::F16 => widen_numbers::<V, F16>(w, row, span, out),
-        Dtype::BF16 => widen_numbers::<V, BF16>(w, row, span, out),
-        Dtype::Q4_0 => widen_blocks::<V, legacy::Q4_0>(w, row, span, out),
-        Dtype::Q4_1 => widen_blocks::<V, legacy::Q4_1>(w, row, span, out),
-        Dtype::Q5_0 => widen_blocks::<V, legacy::Q5_0>(w, row, span, out),
-        Dtype::Q5_1 => widen_blocks::<V, legacy::Q5_1>(w, row, span, out),
-        Dtype::Q8_0 => widen_blocks::<V, legacy::Q8_0>(w, row, span, out),
-        Dtype::Q2K => widen_blocks::<V, k::Q2K>(w, row, span, out),
-        Dtype::Q3K => widen_blocks::<V, k::Q3K>(w, row, span, out),
-        Dtype::Q4K => widen_blocks::<V, k::Q4K>(w, row, span, out),
-        Dtype::Q5K => widen_blocks::<V, k::Q5K>(w, row, span, out),
-        Dtype::Q6K => widen_blocks::<V, k::Q6K>(w, row, span, out),
-        Dtype::IQ4NL => widen_blocks::<V, iq4::Iq4Nl>(w, row, span, out),
-    }
-}
-
-#[inline(always)]
-fn widen_numbers<V: Lanes, S: Stored>(w: Weights<'_>, row: usize, span: Range<usize>, out: &mut [f32]) {
+fn widen<V: Lanes, S: Stored>(w: Weights<'_>, row: usize, span: Range<usize>, out: &mut [f32]) {
     assert!(row < w.rows && span.end <= w.cols && out.len() == span.len());
     let whole = span.len() / LANES * LANES;
     // SAFETY: reads and writes stay inside `span` in the row; the instruction set is on, as `Lanes` asks.
@@ -357,29 +273,6 @@ fn widen_numbers<V: Lanes, S: Stored>(w: Weights<'_>, row: usize, span: Range<us
             let mut last = [0.0; LANES];
             S::load_part::<V>(from.add(whole * S::BYTES), span.len() - whole).store(last.as_mut_ptr());
             out[whole..].copy_from_slice(&last[..span.len() - whole]);
-        }
-    }
-}
-
-#[inline(always)]
-fn widen_blocks<V: Lanes, B: Blocked>(w: Weights<'_>, row: usize, span: Range<usize>, out: &mut [f32]) {
-    assert!(row < w.rows && span.end <= w.cols && out.len() == span.len());
-    assert!(span.start.is_multiple_of(B::NUMBERS) && span.len().is_multiple_of(B::NUMBERS));
-    let steps = B::GROUP / LANES;
-    let mut opened = B::CLOSED;
-    // SAFETY: reads and writes stay inside `span` in the row; the instruction set is on, as `Lanes` asks.
-    unsafe {
-        let mut block = w.row_ptr(row).add(span.start / B::NUMBERS * B::BYTES);
-        let mut out = out.as_mut_ptr();
-        for _ in 0..span.len() / B::NUMBERS {
-            B::open::<V>(block, &mut opened);
-            for group in 0..B::NUMBERS / B::GROUP {
-                for step in 0..steps {
-                    B::sixteen::<V>(block, &opened, group * steps + step).store(out.add(LANES * step));
-                }
-                out = out.add(B::GROUP);
-            }
-            block = block.add(B::BYTES);
         }
     }
 }
@@ -397,11 +290,11 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    const LINE: usize = 64;
+    pub(super) const LINE: usize = 64;
 
     /// `count` rows from `row` on, as far as there are any, beside `tiles` tiles.
     #[inline(always)]
-    fn new(w: Weights<'_>, row: usize, count: usize, tiles: usize) -> Self {
+    pub(super) fn new(w: Weights<'_>, row: usize, count: usize, tiles: usize) -> Self {
         let (start, end) = (row.min(w.rows), (row + count).min(w.rows));
         let lines = (end - start) * w.row_bytes() / Self::LINE;
         Ahead { next: w.row_ptr(start), end: w.row_ptr(end), hurry: lines > w.cols / LANES * tiles }

@@ -8,6 +8,7 @@
 
 pub mod activation;
 pub mod attention;
+mod blocks;
 pub mod isa;
 pub mod linear;
 pub mod math;

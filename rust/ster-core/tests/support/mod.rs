@@ -84,6 +84,7 @@ pub fn stored(values: &[f32], dtype: Dtype) -> Vec<u8> {
             Dtype::F32 => v.to_le_bytes().to_vec(),
             Dtype::BF16 => bf16::from_f32(v).to_le_bytes().to_vec(),
             Dtype::F16 => f16::from_f32(if v.is_finite() { v.clamp(-65504.0, 65504.0) } else { v }).to_le_bytes().to_vec(),
+            _ => panic!("numbers are not quantised here"),
         })
         .collect()
 }
@@ -193,6 +194,7 @@ impl Tiny {
             Dtype::F32 => safetensors::Dtype::F32,
             Dtype::F16 => safetensors::Dtype::F16,
             Dtype::BF16 => safetensors::Dtype::BF16,
+            _ => panic!("not a dtype of safetensors"),
         };
         let bytes: BTreeMap<_, _> =
             tensors.iter().map(|(name, (shape, values))| (name, (shape.clone(), stored(values, self.dtype)))).collect();

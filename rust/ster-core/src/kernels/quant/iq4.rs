@@ -2,7 +2,8 @@
 //!
 //! IQ4_NL: 32 numbers in 18 bytes, laid out as Q4_0; a number is `d * VALUES[q]`.
 
-use super::{Blocked, half};
+use super::legacy::{blocked, open};
+use super::{Apart, Blocked, half};
 use crate::kernels::simd::Lanes;
 
 /// `kvalues_iq4nl` of `ggml-common.h`.
@@ -19,22 +20,14 @@ pub(crate) fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
 
 pub(crate) struct Iq4Nl;
 
-impl Blocked for Iq4Nl {
-    const NUMBERS: usize = 32;
-    const BYTES: usize = 18;
-    const GROUP: usize = 32;
-    type Opened = ();
-    const CLOSED: () = ();
+blocked!(Iq4Nl, 18, minima: false, open_iq4_nl);
 
-    #[inline(always)]
-    unsafe fn open<V: Lanes>(_: *const u8, _: &mut ()) {}
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(block: *const u8, _: &(), n: usize) -> V {
-        // SAFETY: the caller's; both lie in the block.
-        unsafe {
-            let (scale, nibbles) = (V::splat_f16(block), block.add(2));
-            let values = if n == 0 { V::low_values(nibbles, &VALUES) } else { V::high_values(nibbles, &VALUES) };
-            values.mul(scale)
-        }
+#[inline(always)]
+fn open_iq4_nl<V: Lanes>(block: &[u8; 18], out: &mut [i8; 32]) {
+    let nibbles: &[u8; 16] = block[2..].first_chunk().expect("16 bytes");
+    // SAFETY: called where `V`'s instruction set is on; nibbles are below 16.
+    unsafe {
+        out[..16].copy_from_slice(&V::pick(nibbles.map(|byte| byte & 15), &VALUES));
+        out[16..].copy_from_slice(&V::pick(nibbles.map(|byte| byte >> 4), &VALUES));
     }
 }

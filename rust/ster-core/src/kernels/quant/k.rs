@@ -12,7 +12,7 @@
 //! `64 c + 32 h + l` is the low (h = 0) or high one of byte `32 c + l`; of Q6_K number `128 g + 64 h + l` (l < 64) that of byte
 //! `64 g + l`. Third and fifth bits: bit `i / 32` of byte `i % 32` is number i's.
 
-use super::{Apart, Blocked, bytes, half};
+use super::{Apart, Blocked, bits, half};
 use crate::kernels::simd::Lanes;
 
 pub(crate) fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
@@ -99,22 +99,24 @@ pub(crate) struct Q4K;
 pub(crate) struct Q5K;
 pub(crate) struct Q6K;
 
+/// The sign of an f16 number.
+const SIGN: u16 = 0x8000;
+
 impl Blocked for Q2K {
     const NUMBERS: usize = 256;
     const BYTES: usize = 84;
-    const GROUP: usize = 32;
-    type Opened = Apart<256>;
-    const CLOSED: Apart<256> = Apart::EMPTY;
+    const EACH: usize = 16;
+    const MINIMA: bool = true;
 
     #[inline(always)]
-    unsafe fn open<V: Lanes>(block: *const u8, opened: &mut Apart<256>) {
+    unsafe fn open<V: Lanes>(block: *const u8, _: usize, into: &mut Apart) {
         // SAFETY: the caller's.
-        let b: &[u8; 84] = unsafe { bytes(block) };
+        let b: &[u8; 84] = unsafe { &*block.cast() };
         for g in 0..2 {
             for l in 0..32 {
                 let byte = b[16 + 32 * g + l];
                 for s in 0..4 {
-                    opened.numbers[128 * g + 32 * s + l] = (byte >> (2 * s) & 3) as i8;
+                    into.numbers[128 * g + 32 * s + l] = (byte >> (2 * s) & 3) as i8;
                 }
             }
         }
@@ -122,131 +124,110 @@ impl Blocked for Q2K {
         let minima: [u8; 16] = std::array::from_fn(|i| b[i] >> 4);
         // SAFETY: the caller's.
         unsafe {
-            V::load_i8(scales.as_ptr()).mul(V::splat_f16(block.add(80))).store(opened.scales.as_mut_ptr());
-            V::load_i8(minima.as_ptr()).mul(V::splat_f16(block.add(82)).negative()).store(opened.minima.as_mut_ptr());
+            V::load_i8(scales.as_ptr()).mul(V::splat_f16(bits(b, 80))).store(into.scales.as_mut_ptr());
+            V::load_i8(minima.as_ptr()).mul(V::splat_f16(bits(b, 82) ^ SIGN)).store(into.minima.as_mut_ptr());
         }
-    }
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(_: *const u8, opened: &Apart<256>, n: usize) -> V {
-        // SAFETY: the caller's.
-        unsafe { opened.scaled_from(n, n) }
     }
 }
 
 impl Blocked for Q3K {
     const NUMBERS: usize = 256;
     const BYTES: usize = 110;
-    const GROUP: usize = 32;
-    type Opened = Apart<256>;
-    const CLOSED: Apart<256> = Apart::EMPTY;
+    const EACH: usize = 16;
+    const MINIMA: bool = false;
 
     #[inline(always)]
-    unsafe fn open<V: Lanes>(block: *const u8, opened: &mut Apart<256>) {
+    unsafe fn open<V: Lanes>(block: *const u8, _: usize, into: &mut Apart) {
         // SAFETY: the caller's.
-        let b: &[u8; 110] = unsafe { bytes(block) };
+        let b: &[u8; 110] = unsafe { &*block.cast() };
         for g in 0..2 {
             for l in 0..32 {
                 let (byte, thirds) = (b[32 + 32 * g + l], b[l] >> (4 * g));
                 for s in 0..4 {
-                    opened.numbers[128 * g + 32 * s + l] = (byte >> (2 * s) & 3 | (thirds >> s & 1) << 2) as i8 - 4;
+                    into.numbers[128 * g + 32 * s + l] = (byte >> (2 * s) & 3 | (thirds >> s & 1) << 2) as i8 - 4;
                 }
             }
         }
         let scales = scales_q3_k(b[96..108].try_into().expect("12 bytes"));
         // SAFETY: the caller's.
-        unsafe { V::load_i8(scales.as_ptr().cast()).mul(V::splat_f16(block.add(108))).store(opened.scales.as_mut_ptr()) }
-    }
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(_: *const u8, opened: &Apart<256>, n: usize) -> V {
-        // SAFETY: the caller's.
-        unsafe { opened.scaled(n, n) }
+        unsafe { V::load_i8(scales.as_ptr().cast()).mul(V::splat_f16(bits(b, 108))).store(into.scales.as_mut_ptr()) }
     }
 }
 
-/// Scales and minima of Q4_K and Q5_K: `[scale * d, ...]`, `[-minimum * dmin, ...]`, eight of each.
+/// Scales and minima of Q4_K and Q5_K, times `d` and `-dmin`.
 ///
 /// # Safety
-/// As [`Lanes`], with sixteen readable bytes.
+/// As [`Lanes`].
 #[inline(always)]
-unsafe fn open_scales<V: Lanes>(block: *const u8, scales: &mut [f32; 16], minima: &mut [f32; 16]) {
-    // SAFETY: the caller's.
+unsafe fn open_scales<V: Lanes>(bytes: &[u8], into: &mut Apart) {
+    let both = scales_q4_k(bytes[4..].first_chunk().expect("12 bytes"));
+    // SAFETY: the caller's; arrays of sixteen.
     unsafe {
-        let b: &[u8; 16] = bytes(block);
-        let both = scales_q4_k(b[4..].try_into().expect("12 bytes"));
-        let both: V = V::load_i8(both.as_ptr());
-        both.mul(V::splat_f16(block)).store(scales.as_mut_ptr());
-        both.mul(V::splat_f16(block.add(2)).negative()).store(minima.as_mut_ptr());
+        let both = V::load_i8(both.as_ptr());
+        both.mul(V::splat_f16(bits(bytes, 0))).store(into.scales.as_mut_ptr());
+        both.mul(V::splat_f16(bits(bytes, 2) ^ SIGN)).store(into.minima.as_mut_ptr());
     }
+    into.minima.copy_within(8.., 0);
 }
 
 impl Blocked for Q4K {
     const NUMBERS: usize = 256;
     const BYTES: usize = 144;
-    const GROUP: usize = 64;
-    /// Eight scales; the minima are the second eight of their sixteen.
-    type Opened = ([f32; 16], [f32; 16]);
-    const CLOSED: ([f32; 16], [f32; 16]) = ([0.0; 16], [0.0; 16]);
+    const EACH: usize = 32;
+    const MINIMA: bool = true;
 
     #[inline(always)]
-    unsafe fn open<V: Lanes>(block: *const u8, (scales, minima): &mut ([f32; 16], [f32; 16])) {
+    unsafe fn open<V: Lanes>(block: *const u8, _: usize, into: &mut Apart) {
         // SAFETY: the caller's.
-        unsafe { open_scales::<V>(block, scales, minima) }
-    }
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(block: *const u8, (scales, minima): &([f32; 16], [f32; 16]), n: usize) -> V {
-        // SAFETY: the caller's; the nibbles lie in the block.
-        unsafe {
-            let (scale, minimum) = (V::splat(scales[n / 2]), V::splat(minima[8 + n / 2]));
-            let nibbles = block.add(16 + 32 * (n / 4) + 16 * (n % 2));
-            if n % 4 < 2 { V::low_nibbles(nibbles, scale, minimum) } else { V::high_nibbles(nibbles, scale, minimum) }
+        let b: &[u8; 144] = unsafe { &*block.cast() };
+        for c in 0..4 {
+            for l in 0..32 {
+                let byte = b[16 + 32 * c + l];
+                into.numbers[64 * c + l] = (byte & 15) as i8;
+                into.numbers[64 * c + 32 + l] = (byte >> 4) as i8;
+            }
         }
+        // SAFETY: the caller's.
+        unsafe { open_scales::<V>(b, into) }
     }
 }
 
 impl Blocked for Q5K {
     const NUMBERS: usize = 256;
     const BYTES: usize = 176;
-    const GROUP: usize = 32;
-    type Opened = Apart<256>;
-    const CLOSED: Apart<256> = Apart::EMPTY;
+    const EACH: usize = 32;
+    const MINIMA: bool = true;
 
     #[inline(always)]
-    unsafe fn open<V: Lanes>(block: *const u8, opened: &mut Apart<256>) {
+    unsafe fn open<V: Lanes>(block: *const u8, _: usize, into: &mut Apart) {
         // SAFETY: the caller's.
-        let b: &[u8; 176] = unsafe { bytes(block) };
+        let b: &[u8; 176] = unsafe { &*block.cast() };
         for c in 0..4 {
             for l in 0..32 {
                 let (byte, fifths) = (b[48 + 32 * c + l], b[16 + l] >> (2 * c));
-                opened.numbers[64 * c + l] = (byte & 15 | (fifths & 1) << 4) as i8;
-                opened.numbers[64 * c + 32 + l] = (byte >> 4 | (fifths & 2) << 3) as i8;
+                into.numbers[64 * c + l] = (byte & 15 | (fifths & 1) << 4) as i8;
+                into.numbers[64 * c + 32 + l] = (byte >> 4 | (fifths & 2) << 3) as i8;
             }
         }
         // SAFETY: the caller's.
-        unsafe { open_scales::<V>(block, &mut opened.scales, &mut opened.minima) }
-        opened.minima.copy_within(8.., 0);
-    }
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(_: *const u8, opened: &Apart<256>, n: usize) -> V {
-        // SAFETY: the caller's.
-        unsafe { opened.scaled_from(n, n / 2) }
+        unsafe { open_scales::<V>(b, into) }
     }
 }
 
 impl Blocked for Q6K {
     const NUMBERS: usize = 256;
     const BYTES: usize = 210;
-    const GROUP: usize = 32;
-    type Opened = Apart<256>;
-    const CLOSED: Apart<256> = Apart::EMPTY;
+    const EACH: usize = 16;
+    const MINIMA: bool = false;
 
     #[inline(always)]
-    unsafe fn open<V: Lanes>(block: *const u8, opened: &mut Apart<256>) {
+    unsafe fn open<V: Lanes>(block: *const u8, _: usize, into: &mut Apart) {
         // SAFETY: the caller's.
-        let b: &[u8; 210] = unsafe { bytes(block) };
+        let b: &[u8; 210] = unsafe { &*block.cast() };
         for g in 0..2 {
             for l in 0..32 {
                 let (one, two, upper) = (b[64 * g + l], b[64 * g + 32 + l], b[128 + 32 * g + l]);
-                let numbers = &mut opened.numbers[128 * g..];
+                let numbers = &mut into.numbers[128 * g..];
                 numbers[l] = (one & 15 | (upper & 3) << 4) as i8 - 32;
                 numbers[32 + l] = (two & 15 | (upper >> 2 & 3) << 4) as i8 - 32;
                 numbers[64 + l] = (one >> 4 | (upper >> 4 & 3) << 4) as i8 - 32;
@@ -254,11 +235,6 @@ impl Blocked for Q6K {
             }
         }
         // SAFETY: the caller's; the scales lie in the block.
-        unsafe { V::load_i8(block.add(192)).mul(V::splat_f16(block.add(208))).store(opened.scales.as_mut_ptr()) }
-    }
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(_: *const u8, opened: &Apart<256>, n: usize) -> V {
-        // SAFETY: the caller's.
-        unsafe { opened.scaled(n, n) }
+        unsafe { V::load_i8(block.add(192)).mul(V::splat_f16(bits(b, 208))).store(into.scales.as_mut_ptr()) }
     }
 }

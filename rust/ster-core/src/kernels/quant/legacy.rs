@@ -10,7 +10,7 @@
 //!
 //! Nibbles: the low one of byte j is number j, the high one number 16 + j. Fifth bits: bit i of the little-endian word is number i's.
 
-use super::{Apart, Blocked, bytes, half};
+use super::{Apart, Blocked, half};
 use crate::kernels::simd::Lanes;
 
 pub(crate) fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
@@ -69,86 +69,95 @@ pub(crate) struct Q5_0;
 pub(crate) struct Q5_1;
 pub(crate) struct Q8_0;
 
-impl Blocked for Q4_0 {
-    const NUMBERS: usize = 32;
-    const BYTES: usize = 18;
-    const GROUP: usize = 32;
-    type Opened = ();
-    const CLOSED: () = ();
+/// Blocks of 32 numbers: `numbers` takes those of one apart; `d`, with minima also `m`, stand at its beginning.
+macro_rules! blocked {
+    ($format:ident, $bytes:literal, minima: $minima:literal, $numbers:ident) => {
+        impl Blocked for $format {
+            const NUMBERS: usize = 32;
+            const BYTES: usize = $bytes;
+            const EACH: usize = 32;
+            const MINIMA: bool = $minima;
 
-    #[inline(always)]
-    unsafe fn open<V: Lanes>(_: *const u8, _: &mut ()) {}
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(block: *const u8, _: &(), n: usize) -> V {
-        // SAFETY: the caller's; both lie in the block.
-        unsafe {
-            let (scale, nibbles) = (V::splat_f16(block), block.add(2));
-            if n == 0 { V::low_nibbles_less_8(nibbles, scale) } else { V::high_nibbles_less_8(nibbles, scale) }
+            #[inline(always)]
+            unsafe fn open<V: Lanes>(from: *const u8, numbers: usize, into: &mut Apart) {
+                // SAFETY: the caller's.
+                unsafe { open::<V, $bytes, $minima>(from, numbers / 32, into, $numbers::<V>) }
+            }
+        }
+    };
+}
+pub(super) use blocked;
+
+blocked!(Q4_0, 18, minima: false, open_q4_0);
+blocked!(Q4_1, 20, minima: true, open_q4_1);
+blocked!(Q5_0, 22, minima: false, open_q5_0);
+blocked!(Q5_1, 24, minima: true, open_q5_1);
+blocked!(Q8_0, 34, minima: false, open_q8_0);
+
+/// # Safety
+/// As [`Lanes`], and so many blocks are readable.
+#[inline(always)]
+pub(super) unsafe fn open<V: Lanes, const BYTES: usize, const MINIMA: bool>(
+    from: *const u8,
+    blocks: usize,
+    into: &mut Apart,
+    numbers: impl Fn(&[u8; BYTES], &mut [i8; 32]),
+) {
+    for b in 0..blocks {
+        // SAFETY: the caller's.
+        let block: &[u8; BYTES] = unsafe { &*from.add(b * BYTES).cast() };
+        numbers(block, into.numbers[32 * b..].first_chunk_mut().expect("32 numbers a block"));
+    }
+    // Joined in general registers: a vector put together in memory would wait until all its parts are written.
+    let halves = |at: usize| -> [u64; 4] {
+        std::array::from_fn(|four| {
+            (0..4).rev().fold(0, |word, i| {
+                let b = (4 * four + i).min(blocks - 1);
+                // SAFETY: the caller's.
+                word << 16 | u64::from(unsafe { from.add(b * BYTES + at).cast::<u16>().read_unaligned() })
+            })
+        })
+    };
+    // SAFETY: the caller's; arrays of sixteen.
+    unsafe {
+        let [a, b, ..] = halves(0);
+        V::load_f16([a, b, 0, 0].as_ptr().cast()).store(into.scales.as_mut_ptr());
+        if MINIMA {
+            let [a, b, ..] = halves(2);
+            V::load_f16([a, b, 0, 0].as_ptr().cast()).store(into.minima.as_mut_ptr());
         }
     }
 }
 
-impl Blocked for Q4_1 {
-    const NUMBERS: usize = 32;
-    const BYTES: usize = 20;
-    const GROUP: usize = 32;
-    type Opened = ();
-    const CLOSED: () = ();
-
-    #[inline(always)]
-    unsafe fn open<V: Lanes>(_: *const u8, _: &mut ()) {}
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(block: *const u8, _: &(), n: usize) -> V {
-        // SAFETY: the caller's; all lie in the block.
-        unsafe {
-            let (scale, minimum, nibbles) = (V::splat_f16(block), V::splat_f16(block.add(2)), block.add(4));
-            if n == 0 { V::low_nibbles(nibbles, scale, minimum) } else { V::high_nibbles(nibbles, scale, minimum) }
-        }
+#[inline(always)]
+fn open_q4_0<V: Lanes>(block: &[u8; 18], out: &mut [i8; 32]) {
+    for j in 0..16 {
+        let byte = block[2 + j];
+        out[j] = (byte & 15) as i8 - 8;
+        out[16 + j] = (byte >> 4) as i8 - 8;
     }
 }
 
-impl Blocked for Q5_0 {
-    const NUMBERS: usize = 32;
-    const BYTES: usize = 22;
-    const GROUP: usize = 32;
-    type Opened = Apart<32>;
-    const CLOSED: Apart<32> = Apart::EMPTY;
-
-    #[inline(always)]
-    unsafe fn open<V: Lanes>(block: *const u8, opened: &mut Apart<32>) {
-        // SAFETY: the caller's.
-        let block: &[u8; 22] = unsafe { bytes(block) };
-        open_fives(block[2..].try_into().expect("20 bytes"), -16, &mut opened.numbers);
-    }
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(block: *const u8, opened: &Apart<32>, n: usize) -> V {
-        // SAFETY: the caller's.
-        unsafe { V::load_i8(opened.numbers.as_ptr().add(16 * n).cast()).mul(V::splat_f16(block)) }
+#[inline(always)]
+fn open_q4_1<V: Lanes>(block: &[u8; 20], out: &mut [i8; 32]) {
+    for j in 0..16 {
+        let byte = block[4 + j];
+        out[j] = (byte & 15) as i8;
+        out[16 + j] = (byte >> 4) as i8;
     }
 }
 
-impl Blocked for Q5_1 {
-    const NUMBERS: usize = 32;
-    const BYTES: usize = 24;
-    const GROUP: usize = 32;
-    type Opened = Apart<32>;
-    const CLOSED: Apart<32> = Apart::EMPTY;
-
-    #[inline(always)]
-    unsafe fn open<V: Lanes>(block: *const u8, opened: &mut Apart<32>) {
-        // SAFETY: the caller's.
-        let block: &[u8; 24] = unsafe { bytes(block) };
-        open_fives(block[4..].try_into().expect("20 bytes"), 0, &mut opened.numbers);
-    }
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(block: *const u8, opened: &Apart<32>, n: usize) -> V {
-        // SAFETY: the caller's.
-        unsafe { V::load_i8(opened.numbers.as_ptr().add(16 * n).cast()).fma(V::splat_f16(block), V::splat_f16(block.add(2))) }
-    }
+#[inline(always)]
+fn open_q5_0<V: Lanes>(block: &[u8; 22], out: &mut [i8; 32]) {
+    open_fives(block[2..].first_chunk().expect("20 bytes"), -16, out);
 }
 
-/// [`fives`] plus `offset`, in loops that compilers turn into vectors: the byte with a number's fifth bit is copied eight times, and the
-/// bit asked for by a mask.
+#[inline(always)]
+fn open_q5_1<V: Lanes>(block: &[u8; 24], out: &mut [i8; 32]) {
+    open_fives(block[4..].first_chunk().expect("20 bytes"), 0, out);
+}
+
+/// [`fives`] plus `offset`: the byte with a number's fifth bit is copied eight times, and the bit asked for by a mask.
 #[inline(always)]
 fn open_fives(bytes: &[u8; 20], offset: i8, out: &mut [i8; 32]) {
     const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
@@ -161,18 +170,9 @@ fn open_fives(bytes: &[u8; 20], offset: i8, out: &mut [i8; 32]) {
     }
 }
 
-impl Blocked for Q8_0 {
-    const NUMBERS: usize = 32;
-    const BYTES: usize = 34;
-    const GROUP: usize = 32;
-    type Opened = ();
-    const CLOSED: () = ();
-
-    #[inline(always)]
-    unsafe fn open<V: Lanes>(_: *const u8, _: &mut ()) {}
-    #[inline(always)]
-    unsafe fn sixteen<V: Lanes>(block: *const u8, _: &(), n: usize) -> V {
-        // SAFETY: the caller's; both lie in the block.
-        unsafe { V::load_i8(block.add(2 + 16 * n)).mul(V::splat_f16(block)) }
+#[inline(always)]
+fn open_q8_0<V: Lanes>(block: &[u8; 34], out: &mut [i8; 32]) {
+    for j in 0..32 {
+        out[j] = block[2 + j] as i8;
     }
 }

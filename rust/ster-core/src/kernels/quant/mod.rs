@@ -1,4 +1,4 @@
-//! The block formats of GGUF: what their bytes mean, and how sixteen numbers at a time are widened beside a sum.
+//! The block formats of GGUF: what their bytes mean, and how they are taken apart beside a sum.
 //!
 //! A block holds 32 or 256 small whole numbers `q`, scales `d` and perhaps minima `m`; a weight is the f32 number `d * q` or
 //! `d * q + m`. `d` has 11 bits as f16, times a scale of 6 to 8 bits within a block of 256; `q` has 8 at most: `d * q` is exact in f32,
@@ -27,64 +27,59 @@ pub(crate) fn each<const BYTES: usize, const NUMBERS: usize>(
 
 /// The f16 number in bytes `at` and `at + 1`.
 fn half(block: &[u8], at: usize) -> f32 {
-    half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+    half::f16::from_bits(bits(block, at)).to_f32()
 }
 
+#[inline(always)]
+fn bits(block: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([block[at], block[at + 1]])
+}
+
+/// Numbers that are taken apart at a time: the largest block, or several small ones.
+pub(crate) const SPAN: usize = 256;
+
 /// A block format as kernels read it.
-///
-/// # Safety
-/// Of every function: as [`Lanes`], and a whole block is readable at `block`.
 pub(crate) trait Blocked {
     const NUMBERS: usize;
     const BYTES: usize;
-    /// Numbers that share loads and scales: their steps of sixteen are best taken in one go. Divides `NUMBERS`.
-    const GROUP: usize;
-    /// What is worked out once a block.
-    type Opened: Copy;
-    const CLOSED: Self::Opened;
+    /// Numbers that share a scale: 16 or 32.
+    const EACH: usize;
+    const MINIMA: bool;
 
-    unsafe fn open<V: Lanes>(block: *const u8, opened: &mut Self::Opened);
-    /// Numbers `16 n..16 n + 16` of the block.
-    unsafe fn sixteen<V: Lanes>(block: *const u8, opened: &Self::Opened, n: usize) -> V;
+    /// Take apart the blocks at `from` that make up `numbers` numbers, at most [`SPAN`].
+    ///
+    /// # Safety
+    /// As [`Lanes`], and the blocks are readable.
+    unsafe fn open<V: Lanes>(from: *const u8, numbers: usize, into: &mut Apart);
 }
 
-/// A block taken apart: `numbers[i] * scales[i / EACH] + minima[i / EACH]`, without minima `numbers[i] * scales[i / EACH]`.
-#[derive(Clone, Copy)]
+/// Blocks taken apart: number i is `numbers[i] * scales[i / EACH]`, or `numbers[i] * scales[i / EACH] + minima[i / EACH]`.
+///
+/// Small whole numbers are picked out of bits 16 or 32 at a time, by plain loops that compilers turn into vectors; widening them to f32
+/// lanes, the larger part, reads them back from memory, which is free where crossing lanes of a register is not. AVX2 on Zen 3, one core,
+/// Q4_K and Q4_0: 1.5 and 1.4 times as fast as widening nibbles in registers.
 #[repr(align(64))]
-pub(crate) struct Apart<const NUMBERS: usize> {
-    numbers: [i8; NUMBERS],
+pub(crate) struct Apart {
+    numbers: [i8; SPAN],
     scales: [f32; LANES],
     minima: [f32; LANES],
 }
 
-impl<const NUMBERS: usize> Apart<NUMBERS> {
-    const EMPTY: Self = Apart { numbers: [0; NUMBERS], scales: [0.0; LANES], minima: [0.0; LANES] };
+impl Apart {
+    pub(crate) const EMPTY: Apart = Apart { numbers: [0; SPAN], scales: [0.0; LANES], minima: [0.0; LANES] };
 
+    /// Numbers `16 n..16 n + 16`.
+    ///
     /// # Safety
-    /// As [`Lanes`].
+    /// As [`Lanes`], and so many were taken apart.
     #[inline(always)]
-    unsafe fn scaled<V: Lanes>(&self, n: usize, scale: usize) -> V {
-        debug_assert!(LANES * n < NUMBERS);
-        // SAFETY: the caller's; inside the array.
-        unsafe { V::load_i8(self.numbers.as_ptr().add(LANES * n).cast()).mul(V::splat(self.scales[scale])) }
+    pub(crate) unsafe fn sixteen<V: Lanes, B: Blocked>(&self, n: usize) -> V {
+        debug_assert!(LANES * n < SPAN);
+        // SAFETY: the caller's; inside the arrays.
+        unsafe {
+            let numbers = V::load_i8(self.numbers.as_ptr().add(LANES * n).cast());
+            let scale = V::splat(*self.scales.get_unchecked(LANES * n / B::EACH));
+            if B::MINIMA { numbers.fma(scale, V::splat(*self.minima.get_unchecked(LANES * n / B::EACH))) } else { numbers.mul(scale) }
+        }
     }
-
-    /// # Safety
-    /// As [`Lanes`].
-    #[inline(always)]
-    unsafe fn scaled_from<V: Lanes>(&self, n: usize, scale: usize) -> V {
-        debug_assert!(LANES * n < NUMBERS);
-        // SAFETY: the caller's; inside the array.
-        unsafe { V::load_i8(self.numbers.as_ptr().add(LANES * n).cast()).fma(V::splat(self.scales[scale]), V::splat(self.minima[scale])) }
-    }
-}
-
-/// The block at `block`.
-///
-/// # Safety
-/// It is readable for `'a`.
-#[inline(always)]
-unsafe fn bytes<'a, const BYTES: usize>(block: *const u8) -> &'a [u8; BYTES] {
-    // SAFETY: the caller's; bytes have no alignment.
-    unsafe { &*block.cast() }
 }

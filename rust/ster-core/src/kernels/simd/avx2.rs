@@ -3,69 +3,16 @@
 use std::arch::x86_64::*;
 
 use super::{LANES, Lanes};
+use crate::kernels::isa::{Isa, Kind};
 use crate::kernels::linear::{Ahead, Stored};
 
 #[derive(Clone, Copy)]
 pub(crate) struct V(__m256, __m256);
 
-// SAFETY of every block below: the callers', who promise what `Lanes` asks.
-#[allow(clippy::undocumented_unsafe_blocks)]
-impl V {
-    /// Exact, for what was an f16 number.
-    #[inline(always)]
-    unsafe fn by_2_to_minus_28(self) -> V {
-        const POWER: f32 = 1.0 / (1u32 << 28) as f32;
-        unsafe { self.mul(V::splat(POWER)) }
-    }
-}
-
-/// Sixteen bytes, a lane each.
-///
-/// # Safety
-/// As [`Lanes`].
-#[inline(always)]
-unsafe fn bytes(from: *const u8) -> (__m256i, __m256i) {
-    // SAFETY: the caller's.
-    unsafe { (_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast())), _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8).cast()))) }
-}
-
-/// Sixteen bytes, each at the top of a lane, zeros below, the upper bit of both its nibbles flipped.
-///
-/// # Safety
-/// As [`Lanes`].
-#[inline(always)]
-unsafe fn nibbles_less_8(from: *const u8) -> (__m256i, __m256i) {
-    // SAFETY: the caller's.
-    unsafe {
-        let twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(from.cast()));
-        let flipped = _mm256_xor_si256(twice, _mm256_set1_epi8(0x88_u8 as i8));
-        let top = |n: i32| {
-            // A byte number with its upper bit set gives zero.
-            let lane = |n: i32| n << 24 | 0x80_8080;
-            let lanes = [n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7].map(lane);
-            _mm256_shuffle_epi8(flipped, _mm256_loadu_si256(lanes.as_ptr().cast()))
-        };
-        (top(0), top(8))
-    }
-}
-
-/// Sixteen of `values`.
-///
-/// # Safety
-/// As [`Lanes`].
-#[inline(always)]
-unsafe fn values_of(indices: __m128i, values: &[i8; LANES]) -> V {
-    // SAFETY: the caller's.
-    unsafe {
-        let found = _mm_shuffle_epi8(_mm_loadu_si128(values.as_ptr().cast()), indices);
-        let upper = _mm_unpackhi_epi64(found, found);
-        V(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(found)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(upper)))
-    }
-}
-
 // SAFETY of every block below: the trait asks its callers for the instruction set and for valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for V {
+    const ISA: Isa = Isa(Kind::Avx2);
     // 12 registers of sums, 3 for rows of W, 1 for a row of x: all 16.
     const TILE: (usize, usize) = (2, 3);
     const MIX: (usize, usize) = (3, 2);
@@ -78,6 +25,13 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         unsafe { V(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(bits: u16) -> Self {
+        unsafe {
+            let all = _mm256_cvtph_ps(_mm_set1_epi16(bits as i16));
+            V(all, all)
+        }
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
@@ -111,53 +65,13 @@ impl Lanes for V {
         unsafe { V(eight(from), eight(from.add(8))) }
     }
     #[inline(always)]
-    unsafe fn splat_f16(from: *const u8) -> Self {
+    unsafe fn pick(indices: [u8; LANES], values: &[i8; LANES]) -> [i8; LANES] {
+        let mut found = [0; LANES];
         unsafe {
-            let all = _mm256_cvtph_ps(_mm_set1_epi16(from.cast::<i16>().read_unaligned()));
-            V(all, all)
+            let picked = _mm_shuffle_epi8(_mm_loadu_si128(values.as_ptr().cast()), _mm_loadu_si128(indices.as_ptr().cast()));
+            _mm_storeu_si128(found.as_mut_ptr().cast(), picked);
         }
-    }
-    #[inline(always)]
-    unsafe fn low_nibbles(from: *const u8, scale: Self, offset: Self) -> Self {
-        unsafe {
-            let (a, b) = bytes(from);
-            let low = _mm256_set1_epi32(15);
-            V(_mm256_cvtepi32_ps(_mm256_and_si256(a, low)), _mm256_cvtepi32_ps(_mm256_and_si256(b, low))).fma(scale, offset)
-        }
-    }
-    #[inline(always)]
-    unsafe fn high_nibbles(from: *const u8, scale: Self, offset: Self) -> Self {
-        unsafe {
-            let (a, b) = bytes(from);
-            V(_mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(a)), _mm256_cvtepi32_ps(_mm256_srli_epi32::<4>(b))).fma(scale, offset)
-        }
-    }
-    // A nibble with its upper bit flipped is `q - 8` in four bits. At the top of a lane it is `2^28 (q - 8)`, sign and all.
-    #[inline(always)]
-    unsafe fn low_nibbles_less_8(from: *const u8, scale: Self) -> Self {
-        unsafe {
-            let (a, b) = nibbles_less_8(from);
-            V(_mm256_cvtepi32_ps(_mm256_slli_epi32::<4>(a)), _mm256_cvtepi32_ps(_mm256_slli_epi32::<4>(b))).mul(scale.by_2_to_minus_28())
-        }
-    }
-    #[inline(always)]
-    unsafe fn high_nibbles_less_8(from: *const u8, scale: Self) -> Self {
-        unsafe {
-            let (a, b) = nibbles_less_8(from);
-            let top = _mm256_set1_epi32(0xF000_0000_u32 as i32);
-            V(_mm256_cvtepi32_ps(_mm256_and_si256(a, top)), _mm256_cvtepi32_ps(_mm256_and_si256(b, top))).mul(scale.by_2_to_minus_28())
-        }
-    }
-    #[inline(always)]
-    unsafe fn low_values(from: *const u8, values: &[i8; LANES]) -> Self {
-        unsafe { values_of(_mm_and_si128(_mm_loadu_si128(from.cast()), _mm_set1_epi8(15)), values) }
-    }
-    #[inline(always)]
-    unsafe fn high_values(from: *const u8, values: &[i8; LANES]) -> Self {
-        unsafe {
-            let nibbles = _mm_srli_epi16::<4>(_mm_loadu_si128(from.cast()));
-            values_of(_mm_and_si128(nibbles, _mm_set1_epi8(15)), values)
-        }
+        found
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -169,10 +83,6 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn mul(self, by: Self) -> Self {
         unsafe { V(_mm256_mul_ps(self.0, by.0), _mm256_mul_ps(self.1, by.1)) }
-    }
-    #[inline(always)]
-    unsafe fn negative(self) -> Self {
-        unsafe { V(_mm256_xor_ps(self.0, _mm256_set1_ps(-0.0)), _mm256_xor_ps(self.1, _mm256_set1_ps(-0.0))) }
     }
     #[inline(always)]
     unsafe fn fma(self, by: Self, to: Self) -> Self {

@@ -3,34 +3,15 @@
 use std::arch::x86_64::*;
 
 use super::{LANES, Lanes};
+use crate::kernels::isa::{Isa, Kind};
 
 #[derive(Clone, Copy)]
 pub(crate) struct V(__m512);
 
-/// Sixteen bytes, a lane each.
-///
-/// # Safety
-/// As [`Lanes`].
-#[inline(always)]
-unsafe fn bytes(from: *const u8) -> __m512i {
-    // SAFETY: the caller's.
-    unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
-}
-
-/// `start`, `start + 1`, ... `start + 15`.
-///
-/// # Safety
-/// As [`Lanes`].
-#[inline(always)]
-unsafe fn count_from(start: i32) -> __m512 {
-    let from: [f32; LANES] = std::array::from_fn(|lane| (start + lane as i32) as f32);
-    // SAFETY: the caller's; sixteen floats of our own.
-    unsafe { _mm512_loadu_ps(from.as_ptr()) }
-}
-
 // SAFETY of every block below: the trait asks its callers for the instruction set and for valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for V {
+    const ISA: Isa = Isa(Kind::Avx512);
     // 24 sums, 6 rows of W and 1 of x: 31 of 32 registers.
     const TILE: (usize, usize) = (4, 6);
     const MIX: (usize, usize) = (4, 4);
@@ -43,6 +24,10 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         V(unsafe { _mm512_set1_ps(value) })
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(bits: u16) -> Self {
+        V(unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(bits as i16)) })
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
@@ -68,40 +53,13 @@ impl Lanes for V {
         unsafe { V(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))) }
     }
     #[inline(always)]
-    unsafe fn splat_f16(from: *const u8) -> Self {
-        unsafe { V(_mm512_cvtph_ps(_mm256_set1_epi16(from.cast::<i16>().read_unaligned()))) }
-    }
-    // Sixteen values are one register: they are worked out once for all nibbles that share a scale, and a permutation, which minds the
-    // lower four bits of an index alone, looks sixteen up at once.
-    #[inline(always)]
-    unsafe fn low_nibbles(from: *const u8, scale: Self, offset: Self) -> Self {
-        unsafe { V(_mm512_permutexvar_ps(bytes(from), _mm512_fmadd_ps(count_from(0), scale.0, offset.0))) }
-    }
-    #[inline(always)]
-    unsafe fn high_nibbles(from: *const u8, scale: Self, offset: Self) -> Self {
+    unsafe fn pick(indices: [u8; LANES], values: &[i8; LANES]) -> [i8; LANES] {
+        let mut found = [0; LANES];
         unsafe {
-            let nibbles = _mm512_srli_epi32::<4>(bytes(from));
-            V(_mm512_permutexvar_ps(nibbles, _mm512_fmadd_ps(count_from(0), scale.0, offset.0)))
+            let picked = _mm_shuffle_epi8(_mm_loadu_si128(values.as_ptr().cast()), _mm_loadu_si128(indices.as_ptr().cast()));
+            _mm_storeu_si128(found.as_mut_ptr().cast(), picked);
         }
-    }
-    #[inline(always)]
-    unsafe fn low_nibbles_less_8(from: *const u8, scale: Self) -> Self {
-        unsafe { V(_mm512_permutexvar_ps(bytes(from), _mm512_mul_ps(count_from(-8), scale.0))) }
-    }
-    #[inline(always)]
-    unsafe fn high_nibbles_less_8(from: *const u8, scale: Self) -> Self {
-        unsafe {
-            let nibbles = _mm512_srli_epi32::<4>(bytes(from));
-            V(_mm512_permutexvar_ps(nibbles, _mm512_mul_ps(count_from(-8), scale.0)))
-        }
-    }
-    #[inline(always)]
-    unsafe fn low_values(from: *const u8, values: &[i8; LANES]) -> Self {
-        unsafe { V(_mm512_permutexvar_ps(bytes(from), Self::load_i8(values.as_ptr().cast()).0)) }
-    }
-    #[inline(always)]
-    unsafe fn high_values(from: *const u8, values: &[i8; LANES]) -> Self {
-        unsafe { V(_mm512_permutexvar_ps(_mm512_srli_epi32::<4>(bytes(from)), Self::load_i8(values.as_ptr().cast()).0)) }
+        found
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -110,10 +68,6 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn mul(self, by: Self) -> Self {
         V(unsafe { _mm512_mul_ps(self.0, by.0) })
-    }
-    #[inline(always)]
-    unsafe fn negative(self) -> Self {
-        V(unsafe { _mm512_xor_ps(self.0, _mm512_set1_ps(-0.0)) })
     }
     #[inline(always)]
     unsafe fn fma(self, by: Self, to: Self) -> Self {

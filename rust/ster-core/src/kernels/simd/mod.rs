@@ -8,6 +8,7 @@ pub(crate) mod avx512;
 pub(crate) mod neon;
 pub(crate) mod portable;
 
+use super::Isa;
 use super::linear::{Ahead, Stored};
 
 pub(crate) const LANES: usize = 16;
@@ -18,6 +19,7 @@ pub(crate) const LANES: usize = 16;
 /// Every function may use the implementing instruction set: call it only, inlined, from a function that has it switched on (see
 /// `per_isa!`). Loads and stores touch sixteen numbers at the pointer, at any alignment.
 pub(crate) trait Lanes: Copy {
+    const ISA: Isa;
     /// The register tile of a matrix product: rows of `x` by rows of `W` that are summed at once.
     const TILE: (usize, usize);
     /// The register tile of a weighted sum: rows by groups of sixteen columns.
@@ -27,6 +29,8 @@ pub(crate) trait Lanes: Copy {
 
     unsafe fn zero() -> Self;
     unsafe fn splat(value: f32) -> Self;
+    /// The f16 number of these bits.
+    unsafe fn splat_f16(bits: u16) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// Sixteen f32 at any alignment, little-endian.
     unsafe fn load_f32(from: *const u8) -> Self;
@@ -34,48 +38,10 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_f16(from: *const u8) -> Self;
     /// Sixteen signed bytes.
     unsafe fn load_i8(from: *const u8) -> Self;
-    /// One f16 number in every lane.
-    unsafe fn splat_f16(from: *const u8) -> Self;
-    /// `scale * q + offset`, `q` the lower four bits of sixteen bytes. The product must be exact, so that it matters not whether it is
-    /// rounded.
-    #[inline(always)]
-    unsafe fn low_nibbles(from: *const u8, scale: Self, offset: Self) -> Self {
-        // SAFETY: the caller's; sixteen bytes of our own.
-        unsafe { Self::load_i8(read(from).map(|byte| byte & 15).as_ptr()).fma(scale, offset) }
-    }
-    /// The same of the upper four bits.
-    #[inline(always)]
-    unsafe fn high_nibbles(from: *const u8, scale: Self, offset: Self) -> Self {
-        // SAFETY: the caller's; sixteen bytes of our own.
-        unsafe { Self::load_i8(read(from).map(|byte| byte >> 4).as_ptr()).fma(scale, offset) }
-    }
-    /// `scale * (q - 8)`, `q` the lower four bits of sixteen bytes; zero has the sign of `scale`.
-    #[inline(always)]
-    unsafe fn low_nibbles_less_8(from: *const u8, scale: Self) -> Self {
-        // SAFETY: the caller's; sixteen bytes of our own.
-        unsafe { Self::load_i8(read(from).map(|byte| (byte & 15).wrapping_sub(8)).as_ptr()).mul(scale) }
-    }
-    /// The same of the upper four bits.
-    #[inline(always)]
-    unsafe fn high_nibbles_less_8(from: *const u8, scale: Self) -> Self {
-        // SAFETY: the caller's; sixteen bytes of our own.
-        unsafe { Self::load_i8(read(from).map(|byte| (byte >> 4).wrapping_sub(8)).as_ptr()).mul(scale) }
-    }
-    /// `values[q]`, `q` the lower four bits of sixteen bytes.
-    #[inline(always)]
-    unsafe fn low_values(from: *const u8, values: &[i8; LANES]) -> Self {
-        // SAFETY: the caller's; sixteen bytes of our own.
-        unsafe { Self::load_i8(read(from).map(|byte| values[usize::from(byte & 15)]).as_ptr().cast()) }
-    }
-    /// The same of the upper four bits.
-    #[inline(always)]
-    unsafe fn high_values(from: *const u8, values: &[i8; LANES]) -> Self {
-        // SAFETY: the caller's; sixteen bytes of our own.
-        unsafe { Self::load_i8(read(from).map(|byte| values[usize::from(byte >> 4)]).as_ptr().cast()) }
-    }
+    /// `values[i]` of sixteen indices, each below 16.
+    unsafe fn pick(indices: [u8; LANES], values: &[i8; LANES]) -> [i8; LANES];
     unsafe fn store(self, to: *mut f32);
     unsafe fn mul(self, by: Self) -> Self;
-    unsafe fn negative(self) -> Self;
     /// `self * by + to`, rounded once.
     unsafe fn fma(self, by: Self, to: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
@@ -110,14 +76,6 @@ pub(crate) trait Lanes: Copy {
     unsafe fn prefetch(_line: *const u8) {}
     /// The four sums, each by the one tree: lanes 8 apart, then 4, 2 and 1.
     unsafe fn reduce4(vectors: [Self; 4]) -> [f32; 4];
-}
-
-/// # Safety
-/// Sixteen bytes are readable.
-#[inline(always)]
-unsafe fn read(from: *const u8) -> [u8; LANES] {
-    // SAFETY: the caller's.
-    unsafe { from.cast::<[u8; LANES]>().read_unaligned() }
 }
 
 /// The tree of [`Lanes::reduce4`], for one vector in memory.

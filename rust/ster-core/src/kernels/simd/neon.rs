@@ -3,6 +3,7 @@
 use std::arch::aarch64::*;
 
 use super::{LANES, Lanes};
+use crate::kernels::isa::{Isa, Kind};
 
 #[derive(Clone, Copy)]
 pub(crate) struct V([float32x4_t; 4]);
@@ -10,6 +11,7 @@ pub(crate) struct V([float32x4_t; 4]);
 // SAFETY of every block below: NEON is part of every aarch64 target, and the trait asks its callers for valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Lanes for V {
+    const ISA: Isa = Isa(Kind::Neon);
     // 24 registers of sums, 4 for a row of W, 4 for a row of x: all 32.
     const TILE: (usize, usize) = (2, 3);
     const MIX: (usize, usize) = (3, 2);
@@ -22,6 +24,10 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         V([unsafe { vdupq_n_f32(value) }; 4])
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(bits: u16) -> Self {
+        unsafe { Self::splat(half::f16::from_bits(bits).to_f32()) }
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
@@ -66,26 +72,10 @@ impl Lanes for V {
         }
     }
     #[inline(always)]
-    unsafe fn splat_f16(from: *const u8) -> Self {
-        unsafe { Self::splat(half::f16::from_le_bytes(from.cast::<[u8; 2]>().read_unaligned()).to_f32()) }
-    }
-    #[inline(always)]
-    unsafe fn low_values(from: *const u8, values: &[i8; LANES]) -> Self {
-        unsafe {
-            let values = vqtbl1q_s8(vld1q_s8(values.as_ptr()), vandq_u8(vld1q_u8(from), vdupq_n_u8(15)));
-            let mut found = [0i8; LANES];
-            vst1q_s8(found.as_mut_ptr(), values);
-            Self::load_i8(found.as_ptr().cast())
-        }
-    }
-    #[inline(always)]
-    unsafe fn high_values(from: *const u8, values: &[i8; LANES]) -> Self {
-        unsafe {
-            let values = vqtbl1q_s8(vld1q_s8(values.as_ptr()), vshrq_n_u8::<4>(vld1q_u8(from)));
-            let mut found = [0i8; LANES];
-            vst1q_s8(found.as_mut_ptr(), values);
-            Self::load_i8(found.as_ptr().cast())
-        }
+    unsafe fn pick(indices: [u8; LANES], values: &[i8; LANES]) -> [i8; LANES] {
+        let mut found = [0; LANES];
+        unsafe { vst1q_s8(found.as_mut_ptr(), vqtbl1q_s8(vld1q_s8(values.as_ptr()), vld1q_u8(indices.as_ptr()))) };
+        found
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -101,10 +91,6 @@ impl Lanes for V {
         unsafe {
             V([vmulq_f32(self.0[0], by.0[0]), vmulq_f32(self.0[1], by.0[1]), vmulq_f32(self.0[2], by.0[2]), vmulq_f32(self.0[3], by.0[3])])
         }
-    }
-    #[inline(always)]
-    unsafe fn negative(self) -> Self {
-        unsafe { V([vnegq_f32(self.0[0]), vnegq_f32(self.0[1]), vnegq_f32(self.0[2]), vnegq_f32(self.0[3])]) }
     }
     #[inline(always)]
     unsafe fn fma(self, by: Self, to: Self) -> Self {

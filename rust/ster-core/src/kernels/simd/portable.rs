@@ -1,11 +1,13 @@
 //! Plain Rust: the definition the other instruction sets are held to.
 
-use super::{LANES, Lanes, read, tree};
+use super::{LANES, Lanes, tree};
+use crate::kernels::isa::{Isa, Kind};
 
 #[derive(Clone, Copy)]
 pub(crate) struct V([f32; LANES]);
 
 impl Lanes for V {
+    const ISA: Isa = Isa(Kind::Portable);
     const TILE: (usize, usize) = (2, 2);
     const MIX: (usize, usize) = (1, 1);
     const WIDEN_FIRST: bool = false;
@@ -17,6 +19,10 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         V([value; LANES])
+    }
+    #[inline(always)]
+    unsafe fn splat_f16(bits: u16) -> Self {
+        V([half::f16::from_bits(bits).to_f32(); LANES])
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
@@ -44,12 +50,12 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Self {
         // SAFETY: the caller gives sixteen readable bytes.
-        V(unsafe { read(from) }.map(|byte| f32::from(byte as i8)))
+        let bytes = unsafe { from.cast::<[i8; LANES]>().read_unaligned() };
+        V(bytes.map(f32::from))
     }
     #[inline(always)]
-    unsafe fn splat_f16(from: *const u8) -> Self {
-        // SAFETY: the caller gives two readable bytes.
-        V([half::f16::from_le_bytes(unsafe { from.cast::<[u8; 2]>().read_unaligned() }).to_f32(); LANES])
+    unsafe fn pick(indices: [u8; LANES], values: &[i8; LANES]) -> [i8; LANES] {
+        indices.map(|i| values[usize::from(i)])
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
@@ -59,10 +65,6 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn mul(self, by: Self) -> Self {
         V(std::array::from_fn(|l| self.0[l] * by.0[l]))
-    }
-    #[inline(always)]
-    unsafe fn negative(self) -> Self {
-        V(self.0.map(|v| -v))
     }
     #[inline(always)]
     unsafe fn fma(self, by: Self, to: Self) -> Self {
