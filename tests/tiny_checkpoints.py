@@ -32,8 +32,13 @@ def tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, NDArray[np.fl
     else:
         norms = ["input_layernorm", "post_attention_layernorm"]
     q, kv = f.heads * dim, f.kv_heads * dim
+    # Scores of standard deviation 1.2, whatever they are multiplied by: much larger ones leave one weight of the softmax near 1, and
+    # then roundings of 2^-24 in the weights alone move the stream by more than the bound.
+    pointing = (1.2 / (dim**0.5 * hidden * f.attention_scale)) ** 0.5
+    sizes = {"q_proj": pointing, "k_proj": pointing, "qkv_proj": pointing}
     projections = [("self_attn.q_proj", q, hidden), ("self_attn.k_proj", kv, hidden), ("self_attn.v_proj", kv, hidden)]
-    projections += [("self_attn.o_proj", hidden, q), ("mlp.gate_proj", mlp, hidden), ("mlp.up_proj", mlp, hidden), ("mlp.down_proj", hidden, mlp)]
+    projections += [("self_attn.o_proj", hidden, q)]
+    projections += [("mlp.gate_proj", mlp, hidden), ("mlp.up_proj", mlp, hidden), ("mlp.down_proj", hidden, mlp)]
     if f.family == "phi3":
         projections = [("self_attn.qkv_proj", q + 2 * kv, hidden), projections[3], ("mlp.gate_up_proj", 2 * mlp, hidden), projections[6]]
     for layer in range(config["num_hidden_layers"]):
@@ -45,7 +50,7 @@ def tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, NDArray[np.fl
             weights[f"{block}.self_attn.q_norm.weight"] = rng.normal(gain, 0.3, q if whole else dim)
             weights[f"{block}.self_attn.k_norm.weight"] = rng.normal(gain, 0.3, kv if whole else dim)
         for name, out, width in projections:
-            weights[f"{block}.{name}.weight"] = rng.normal(0, 0.2 * (48 / width) ** 0.5 if width > 96 else 0.2, (out, width))
+            weights[f"{block}.{name}.weight"] = rng.normal(0, sizes.get(name.split(".")[1], 0.2), (out, width))
             always = f.family == "qwen2" and name[-6:] in ("q_proj", "k_proj", "v_proj")
             if always or config.get("attention_bias" if "attn" in name else "mlp_bias"):
                 weights[f"{block}.{name}.bias"] = rng.normal(0, 0.5, out)
