@@ -1,4 +1,6 @@
-"""A Llama forward pass in float64, slow and obvious: what the engine is judged by where no other reference is at hand.
+"""A forward pass of every family in float64, slow and obvious: what the engine is judged by where no other reference is at hand.
+
+Written from transformers 5.24 (`models/<family>/configuration_*.py` and `modeling_*.py`, `modeling_rope_utils.py`), not from the engine.
 
 Everything is float64 but the rotary angles. Their inverse frequencies are float32, and so is the product with the position: that is how
 checkpoints are trained and served, so it is part of the definition. Sines and cosines of those angles are float64 again.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,139 @@ import safetensors
 from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
+GEMMA = ("gemma2", "gemma3_text")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a config says, with the defaults of the family's config class where it is silent."""
+
+    family: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    activation: str
+    tied: bool
+    # Of each layer: positions it looks back over, its own among them (None: all); its rope parameters (None: not rotated).
+    windows: tuple[int | None, ...]
+    ropes: tuple[Mapping[str, Any] | None, ...]
+    context: int
+    attention_scale: float
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
+    score_cap: float | None = None
+    logit_cap: float | None = None
+
+
+def facts(config: Mapping[str, Any]) -> Facts:
+    family = config["model_type"]
+    hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+
+    def said(key: str, default: Any) -> Any:
+        """`default` where the key is absent; null stays None."""
+        return config.get(key, default)
+
+    def given(key: str, default: Any) -> Any:
+        """`default` where the key is absent or null."""
+        found = config.get(key)
+        return default if found is None else found
+
+    kv_heads = said("num_key_value_heads", {"mistral": 8, "qwen2": 32, "qwen3": 32, "smollm3": 4, "gemma2": 4, "gemma3_text": 4}.get(family))
+    head_dim = said("head_dim", {"qwen3": 128, "gemma2": 256, "gemma3_text": 256}.get(family)) or hidden // heads
+    contexts = {"mistral": 131072, "qwen2": 32768, "qwen3": 32768, "phi3": 4096, "smollm3": 32768, "gemma2": 8192, "gemma3_text": 131072}
+    context = given("max_position_embeddings", contexts.get(family, 2048))
+
+    windows = layer_windows(config)
+    plain = rope_parameters(config, context)
+    ropes: list[Mapping[str, Any] | None] = [plain["full"]] * layers
+    if family == "gemma3_text":
+        ropes = [plain["full"] if window is None else plain["local"] for window in windows]
+    if family == "smollm3":
+        interval = given("no_rope_layer_interval", 4)
+        rotated = given("no_rope_layers", [(layer + 1) % interval != 0 for layer in range(layers)])
+        ropes = [plain["full"] if rotated[layer] else None for layer in range(layers)]
+
+    scalars: dict[str, Any] = {}
+    attention_scale = head_dim**-0.5
+    if family == "granite":
+        attention_scale = given("attention_multiplier", 1.0)
+        scalars = {
+            "embedding_scale": given("embedding_multiplier", 1.0),
+            "residual_scale": given("residual_multiplier", 1.0),
+            "logit_divisor": given("logits_scaling", 1.0),
+        }
+    if family in GEMMA:
+        attention_scale = given("query_pre_attn_scalar", 256) ** -0.5
+        scalars = {"embedding_scale": hidden**0.5, "logit_cap": said("final_logit_softcapping", 30.0 if family == "gemma2" else None)}
+        if family == "gemma2":
+            scalars["score_cap"] = said("attn_logit_softcapping", 50.0)
+    return Facts(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head_dim=head_dim,
+        eps=given("rms_norm_eps", 1e-5 if family in ("olmo2", "phi3") else 1e-6),
+        activation=given("hidden_activation", "gelu_pytorch_tanh") if family in GEMMA else given("hidden_act", "silu"),
+        tied=given("tie_word_embeddings", family in ("smollm3", *GEMMA)),
+        windows=tuple(windows),
+        ropes=tuple(ropes),
+        context=context,
+        attention_scale=attention_scale,
+        **scalars,
+    )
+
+
+def layer_windows(config: Mapping[str, Any]) -> list[int | None]:
+    """`kv_idx > q_idx - sliding_window`: the window counts the query's own position."""
+    family, layers = config["model_type"], range(config["num_hidden_layers"])
+    if family not in ("mistral", "phi3", "qwen2", "qwen3", "smollm3", *GEMMA):
+        return [None for _ in layers]
+    window = config.get("sliding_window", {"phi3": None, "smollm3": None}.get(family, 4096))
+    if family in ("mistral", "phi3"):
+        return [window for _ in layers]
+    if family not in GEMMA and not config.get("use_sliding_window"):
+        window = None
+    if config.get("layer_types") is not None:
+        slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    elif family in GEMMA:
+        pattern = 2 if family == "gemma2" else config.get("sliding_window_pattern", 6)
+        slides = [(layer + 1) % pattern != 0 for layer in layers]
+    elif family == "smollm3":
+        interval = config.get("no_rope_layer_interval", 4)
+        rotated = config.get("no_rope_layers") or [(layer + 1) % interval != 0 for layer in layers]
+        slides = [not rotated[layer] for layer in layers]
+    else:
+        slides = [layer >= config.get("max_window_layers", 28) for layer in layers]
+    return [window if slide else None for slide in slides]
+
+
+def rope_parameters(config: Mapping[str, Any], context: int) -> dict[str, dict[str, Any]]:
+    """As `convert_rope_params_to_dict` and `standardize_rope_params` leave them, `local` for Gemma 3's windowed layers."""
+    family = config["model_type"]
+    scaling, parameters = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
+    theta = config.get("rope_theta")
+    if family == "gemma3_text":
+        full = {"rope_theta": theta or 1e6, **(parameters.get("full_attention") or {}), **scaling}
+        local = {"rope_theta": config.get("rope_local_base_freq") or 1e4, **(parameters.get("sliding_attention") or {})}
+    else:
+        full = {"rope_theta": theta or (2e6 if family == "smollm3" else 1e4), **(scaling or parameters)}
+        local = {}
+    for found in (full, local):
+        found.setdefault("rope_type", found.get("type", "default"))
+        if family == "phi3":
+            found.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+            if found["rope_type"] in ("su", "yarn"):
+                found["rope_type"] = "longrope"
+            found["original_max_position_embeddings"] = config.get("original_max_position_embeddings", 4096)
+        elif config.get("original_max_position_embeddings") is not None:
+            found["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+        else:
+            found.setdefault("original_max_position_embeddings", context)
+    return {"full": full, "local": local}
 
 
 def load_weights(folder: Path) -> dict[str, F64]:
@@ -33,13 +169,10 @@ def load_weights(folder: Path) -> dict[str, F64]:
     return weights
 
 
-def rope(config: Mapping[str, Any], head_dim: int, length: int) -> tuple[NDArray[np.float32], float]:
-    """Inverse frequencies `[head_dim / 2]`, and what sine and cosine are multiplied by."""
-    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = said.get("rope_type", said.get("type", "default"))
-    theta = said.get("rope_theta", config.get("rope_theta", 10000.0))
-    context = config.get("max_position_embeddings", 2048)
-    original = said.get("original_max_position_embeddings", context)
+def rope(said: Mapping[str, Any], head_dim: int, context: int, length: int) -> tuple[NDArray[np.float32], float]:
+    """Inverse frequencies `[rotated / 2]`, and what sine and cosine are multiplied by."""
+    head_dim = int(head_dim * said.get("partial_rotary_factor", 1.0))
+    kind, theta, original = said["rope_type"], said["rope_theta"], said["original_max_position_embeddings"]
     factor = np.float32(said.get("factor", 1.0))
     one = np.float32(1.0)
 
@@ -79,6 +212,12 @@ def rope(config: Mapping[str, Any], head_dim: int, length: int) -> tuple[NDArray
         both = said.get("mscale") and said.get("mscale_all_dim")
         default = scale(said["mscale"]) / scale(said["mscale_all_dim"]) if both else scale(1)
         return inverse.astype(np.float32), float(np.float32(said.get("attention_factor") or default))
+    if kind == "longrope":
+        ratio = said.get("factor") or context / original
+        derived = 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(original))
+        factors = np.array(said["long_factor" if length > original else "short_factor"], np.float32)
+        return one / (factors * powers(theta)), float(np.float32(said.get("attention_factor") or derived))
+    assert kind in ("default", "dynamic"), kind
     return one / powers(theta), 1.0
 
 
@@ -95,47 +234,84 @@ def rms_norm(x: F64, gain: F64, eps: float) -> F64:
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * gain
 
 
-def llama(
+def forward(
     config: Mapping[str, Any], weights: Mapping[str, F64], ids: Sequence[int], steering: Mapping[int, F64] | None = None
 ) -> tuple[F64, F64]:
-    """The residual stream after every block `[layers, tokens, hidden]`, `steering[layer]` added there; the logits `[tokens, vocab]`."""
-    hidden, heads, eps = config["hidden_size"], config["num_attention_heads"], config["rms_norm_eps"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    dim = config.get("head_dim") or hidden // heads
-    count = len(ids)
-    inverse, attention_factor = rope(config, dim, count)
-    angles = (np.arange(count, dtype=np.float32)[:, None] * inverse).astype(np.float64)
-    cos, sin = (np.tile(f(angles) * attention_factor, 2)[:, None] for f in (np.cos, np.sin))
-    causal = np.where(np.tri(count, dtype=bool), 0.0, -np.inf)
+    """The residual stream after every block `[layers, tokens, hidden]`, `steering[layer]` added there; the logits `[tokens, vocab]`.
+
+    A block's output is what its decoder layer returns: `x` after both additions.
+    """
+    f = facts(config)
+    count, group = len(ids), f.heads // f.kv_heads
+    distance = np.arange(count)[:, None] - np.arange(count)
 
     def linear(name: str, x: F64) -> F64:
         return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
 
-    def rotate(x: F64) -> F64:
-        low, high = np.split(x, 2, axis=-1)
-        return x * cos + np.concatenate([-high, low], axis=-1) * sin
+    def norm(name: str, x: F64) -> F64:
+        gain = weights[f"{name}.weight"]
+        return rms_norm(x, 1 + gain if f.family in GEMMA else gain, f.eps)
 
-    x = weights["model.embed_tokens.weight"][list(ids)]
+    def rotate(x: F64, said: Mapping[str, Any]) -> F64:
+        inverse, factor = rope(said, f.head_dim, f.context, count)
+        angles = (np.arange(count, dtype=np.float32)[:, None] * inverse).astype(np.float64)
+        cos, sin = (np.tile(function(angles) * factor, 2)[:, None] for function in (np.cos, np.sin))
+        turned, kept = np.split(x, [2 * len(inverse)], axis=-1)
+        low, high = np.split(turned, 2, axis=-1)
+        return np.concatenate([turned * cos + np.concatenate([-high, low], axis=-1) * sin, kept], axis=-1)
+
+    def attention(block: str, layer: int, x: F64) -> F64:
+        if f.family == "phi3":
+            q, k, v = np.split(linear(f"{block}.qkv_proj", x), [f.heads * f.head_dim, (f.heads + f.kv_heads) * f.head_dim], axis=-1)
+        else:
+            q, k, v = (linear(f"{block}.{name}_proj", x) for name in "qkv")
+        if f.family == "olmo2":  # over all heads together
+            q, k = norm(f"{block}.q_norm", q), norm(f"{block}.k_norm", k)
+        q, k, v = (t.reshape(count, -1, f.head_dim) for t in (q, k, v))
+        if f.family in ("qwen3", "gemma3_text"):  # over each head
+            q, k = norm(f"{block}.q_norm", q), norm(f"{block}.k_norm", k)
+        said = f.ropes[layer]
+        if said is not None:
+            q, k = rotate(q, said), rotate(k, said)
+        k, v = (np.repeat(t, group, axis=1) for t in (k, v))
+        scores = np.einsum("qhd,khd->hqk", q, k) * f.attention_scale
+        if f.score_cap is not None:
+            scores = f.score_cap * np.tanh(scores / f.score_cap)
+        window = f.windows[layer] or count
+        scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = np.einsum("hqk,khd->qhd", scores / scores.sum(axis=-1, keepdims=True), v)
+        return linear(f"{block}.o_proj", mixed.reshape(count, -1))
+
+    def mlp(block: str, x: F64) -> F64:
+        if f.family == "phi3":
+            gate, up = np.split(linear(f"{block}.gate_up_proj", x), 2, axis=-1)
+        else:
+            gate, up = linear(f"{block}.gate_proj", x), linear(f"{block}.up_proj", x)
+        return linear(f"{block}.down_proj", activation(f.activation, gate) * up)
+
+    x = weights["model.embed_tokens.weight"][list(ids)] * f.embedding_scale
     residual = []
     for layer in range(config["num_hidden_layers"]):
         block = f"model.layers.{layer}"
-        normed = rms_norm(x, weights[f"{block}.input_layernorm.weight"], eps)
-        q = rotate(linear(f"{block}.self_attn.q_proj", normed).reshape(count, heads, dim))
-        k = rotate(linear(f"{block}.self_attn.k_proj", normed).reshape(count, kv_heads, dim))
-        v = linear(f"{block}.self_attn.v_proj", normed).reshape(count, kv_heads, dim)
-        k, v = (np.repeat(t, heads // kv_heads, axis=1) for t in (k, v))
-        scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(dim) + causal
-        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed = np.einsum("hqk,khd->qhd", scores / scores.sum(axis=-1, keepdims=True), v)
-        x = x + linear(f"{block}.self_attn.o_proj", mixed.reshape(count, -1))
-        normed = rms_norm(x, weights[f"{block}.post_attention_layernorm.weight"], eps)
-        gate = activation(config["hidden_act"], linear(f"{block}.mlp.gate_proj", normed))
-        x = x + linear(f"{block}.mlp.down_proj", gate * linear(f"{block}.mlp.up_proj", normed))
+        if f.family == "olmo2":
+            x = x + norm(f"{block}.post_attention_layernorm", attention(f"{block}.self_attn", layer, x))
+            x = x + norm(f"{block}.post_feedforward_layernorm", mlp(f"{block}.mlp", x))
+        elif f.family in GEMMA:
+            added = attention(f"{block}.self_attn", layer, norm(f"{block}.input_layernorm", x))
+            x = x + norm(f"{block}.post_attention_layernorm", added)
+            added = mlp(f"{block}.mlp", norm(f"{block}.pre_feedforward_layernorm", x))
+            x = x + norm(f"{block}.post_feedforward_layernorm", added)
+        else:
+            x = x + attention(f"{block}.self_attn", layer, norm(f"{block}.input_layernorm", x)) * f.residual_scale
+            x = x + mlp(f"{block}.mlp", norm(f"{block}.post_attention_layernorm", x)) * f.residual_scale
         if steering is not None and layer in steering:
             x = x + steering[layer]
         residual.append(x)
-    head = "model.embed_tokens" if config.get("tie_word_embeddings") else "lm_head"
-    return np.stack(residual), linear(head, rms_norm(x, weights["model.norm.weight"], eps))
+    logits = linear("model.embed_tokens" if f.tied else "lm_head", norm("model.norm", x)) / f.logit_divisor
+    if f.logit_cap is not None:
+        logits = f.logit_cap * np.tanh(logits / f.logit_cap)
+    return np.stack(residual), logits
 
 
 def load(folder: Path) -> tuple[dict[str, Any], dict[str, F64]]:

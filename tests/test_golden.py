@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from numpy.typing import NDArray
-from reference_numpy import llama
+from reference_numpy import forward
 from reference_numpy import load as load_reference
+from tiny_checkpoints import write_checkpoint
 
 from ster import _native
 
 FOLDERS = [path.parent for path in sorted(Path(os.environ.get("STER_REFERENCES", "nowhere")).glob("golden/*/config.json"))]
-LLAMAS = [folder for folder in FOLDERS if json.loads((folder / "config.json").read_text())["model_type"] == "llama"]
 NO_FOLDERS = [pytest.param(None, marks=pytest.mark.skip(reason="STER_REFERENCES is not set: no reference checkpoints"))]
 each_golden = pytest.mark.parametrize("folder", FOLDERS or NO_FOLDERS, ids=lambda path: path.name if path else "none")
-each_llama = pytest.mark.parametrize("folder", LLAMAS or NO_FOLDERS, ids=lambda path: path.name if path else "none")
 
 
 def relative(found: NDArray[Any], expected: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -66,14 +63,14 @@ def test_golden_checkpoints_are_within_the_bound_at_every_layer_and_row(folder: 
         check_logits(output.logits, golden[f"logits_{prompt}"], engine.layer_count)
 
 
-@each_llama
+@each_golden
 def test_the_reference_in_this_folder_agrees_with_golden(folder: Path) -> None:
     """Golden files were made in float64, but with norms and angles rounded to float32 inside, which limits them to about 4e-7."""
     config, weights = load_reference(folder)
     golden = np.load(folder / "reference.npz")
     for name in golden.files:
         if name.startswith("ids_"):
-            residual, logits = llama(config, weights, golden[name])
+            residual, logits = forward(config, weights, golden[name])
             assert relative(residual, golden[f"resid_{name[4:]}"]).max() <= 1e-6
             assert relative(logits, golden[f"logits_{name[4:]}"]).max() <= 1e-6
 
@@ -94,7 +91,7 @@ def test_the_steered_golden_run_is_within_the_bound(references: Path) -> None:
     assert relative(plain.residual, golden["steered_resid_0"])[layer:].min() > 1e-3
     assert np.array_equal(plain.residual[:layer], output.residual[:layer])
 
-    residual, logits = llama(*load_reference(folder), ids, {layer: np.float64(scale) * golden["steer_vec"]})
+    residual, logits = forward(*load_reference(folder), ids, {layer: np.float64(scale) * golden["steer_vec"]})
     assert relative(residual, golden["steered_resid_0"]).max() <= 1e-6
     assert relative(logits, golden["steered_logits_0"]).max() <= 1e-6
 
@@ -156,37 +153,6 @@ KINDS: dict[str, dict[str, Any]] = {
 PROMPT_LENGTHS = (1, 7, 40, 150)
 
 
-def write_checkpoint(folder: Path, config: dict[str, Any], seed: int = 0) -> None:
-    """Random weights for `config`, with norm gains that are not 1 and projections strong enough that position matters."""
-    rng = np.random.default_rng(seed)
-    hidden, mlp, vocab, heads = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
-    kv_heads, dim = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
-    weights = {
-        "model.embed_tokens.weight": rng.normal(0, 1, (vocab, hidden)),
-        "model.norm.weight": rng.normal(1, 0.3, hidden),
-    }
-    if not config["tie_word_embeddings"]:
-        weights["lm_head.weight"] = rng.normal(0, 0.2, (vocab, hidden))
-    for layer in range(config["num_hidden_layers"]):
-        block = f"model.layers.{layer}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"{block}.{name}.weight"] = rng.normal(1, 0.3, hidden)
-        for name, out, width in (
-            ("self_attn.q_proj", heads * dim, hidden),
-            ("self_attn.k_proj", kv_heads * dim, hidden),
-            ("self_attn.v_proj", kv_heads * dim, hidden),
-            ("self_attn.o_proj", hidden, heads * dim),
-            ("mlp.gate_proj", mlp, hidden),
-            ("mlp.up_proj", mlp, hidden),
-            ("mlp.down_proj", hidden, mlp),
-        ):
-            weights[f"{block}.{name}.weight"] = rng.normal(0, 0.2, (out, width))
-            if config.get("attention_bias" if "attn" in name else "mlp_bias"):
-                weights[f"{block}.{name}.bias"] = rng.normal(0, 0.5, out)
-    safetensors.numpy.save_file({name: w.astype(np.float32) for name, w in weights.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiny_checkpoints_are_within_the_bound_at_every_layer_and_row(kind: str, tmp_path: Path) -> None:
     config = {key: value for key, value in {**BASE, **KINDS[kind]}.items() if value is not ...}
@@ -196,7 +162,7 @@ def test_tiny_checkpoints_are_within_the_bound_at_every_layer_and_row(kind: str,
     rng = np.random.default_rng(1)
     for length in PROMPT_LENGTHS:
         ids = rng.integers(0, config["vocab_size"], length)
-        residual, logits = llama(read, weights, ids)
+        residual, logits = forward(read, weights, ids)
         output = run(engine, ids)
         check_residual(output.residual, residual)
         check_logits(output.logits, logits, engine.layer_count)
@@ -212,7 +178,7 @@ def test_every_kind_is_another_function(tmp_path: Path) -> None:
         folder = tmp_path / kind
         folder.mkdir()
         write_checkpoint(folder, config)
-        last[kind] = llama(*load_reference(folder), ids)[0][-1, -1]
+        last[kind] = forward(*load_reference(folder), ids)[0][-1, -1]
     for kind, row in last.items():
         for other, other_row in last.items():
             if kind < other and row.shape == other_row.shape and other not in (same.get(kind), kind) and kind != same.get(other):

@@ -36,7 +36,8 @@ impl Layout {
                 (store, counts[store] - 1)
             })
             .collect();
-        let window = config.window.unwrap_or(usize::MAX);
+        // A window that no layer has (qwen2's `max_window_layers` may lie above the last) is none: nothing may be forgotten for it.
+        let window = config.window.filter(|_| counts[1] > 0).unwrap_or(usize::MAX);
         Layout { kv_heads: config.kv_heads, width: config.head_dim.next_multiple_of(16), window, places, counts }
     }
 

@@ -1,6 +1,8 @@
 //! Random numbers of every size, and tiny random checkpoints.
 #![allow(dead_code)] // each test program uses its own part
 
+pub mod asks;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -93,10 +95,14 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// A random Llama with everything in it that a wrong kernel could get right by chance in a simpler one: norm gains that are not 1,
+/// A random model with everything in it that a wrong kernel could get right by chance in a simpler one: norm gains that are not 1,
 /// grouped heads, sizes that are no multiple of sixteen.
 #[derive(Clone, Debug)]
 pub struct Tiny {
+    /// `model_type`
+    pub family: &'static str,
+    /// Keys of config.json beside those below, or in their place; null takes one away.
+    pub keys: Value,
     pub hidden: usize,
     pub layers: usize,
     pub heads: usize,
@@ -121,6 +127,8 @@ pub struct Tiny {
 impl Default for Tiny {
     fn default() -> Self {
         Tiny {
+            family: "llama",
+            keys: json!({}),
             hidden: 48,
             layers: 3,
             heads: 6,
@@ -145,7 +153,7 @@ impl Default for Tiny {
 impl Tiny {
     pub fn config(&self) -> Value {
         let mut config = json!({
-            "model_type": "llama", "hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
+            "model_type": self.family, "hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim, "intermediate_size": self.mlp, "vocab_size": self.vocab,
             "max_position_embeddings": self.context, "rms_norm_eps": 1e-5, "hidden_act": self.activation, "rope_theta": 10000.0,
             "attention_bias": self.biases, "mlp_bias": self.biases, "tie_word_embeddings": self.tied,
@@ -153,39 +161,88 @@ impl Tiny {
         if let Some(rope) = &self.rope {
             config["rope_scaling"] = rope.clone();
         }
+        let object = config.as_object_mut().expect("an object");
+        for (key, value) in self.keys.as_object().expect("an object") {
+            if value.is_null() {
+                object.remove(key);
+            } else {
+                object.insert(key.clone(), value.clone());
+            }
+        }
         config
+    }
+
+    /// Names, shapes, means and deviations of all tensors, as transformers has them.
+    fn tensors(&self) -> Vec<(String, Vec<usize>, f64, f64)> {
+        let Tiny { family, hidden, mlp, .. } = *self;
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let gemma = family.starts_with("gemma");
+        let gain = if gemma { 0.0 } else { 1.0 }; // stored without their 1
+        let mut tensors = vec![
+            ("model.embed_tokens.weight".into(), vec![self.vocab, hidden], 0.0, self.embed_size),
+            ("model.norm.weight".into(), vec![hidden], gain, 0.3),
+        ];
+        if !self.tied {
+            tensors.push(("lm_head.weight".into(), vec![self.vocab, hidden], 0.0, self.weight_size));
+        }
+        let norms: &[(&str, usize)] = &match family {
+            "olmo2" => {
+                vec![
+                    ("post_attention_layernorm", hidden),
+                    ("post_feedforward_layernorm", hidden),
+                    ("self_attn.q_norm", q),
+                    ("self_attn.k_norm", kv),
+                ]
+            }
+            "gemma2" | "gemma3_text" => {
+                ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"]
+                    .map(|name| (name, hidden))
+                    .into()
+            }
+            _ => vec![("input_layernorm", hidden), ("post_attention_layernorm", hidden)],
+        };
+        let head_norms: &[(&str, usize)] = match family {
+            "qwen3" | "gemma3_text" => &[("self_attn.q_norm", self.head_dim), ("self_attn.k_norm", self.head_dim)],
+            _ => &[],
+        };
+        let projections: &[(&str, usize, usize)] = match family {
+            "phi3" => &[
+                ("self_attn.qkv_proj", q + 2 * kv, hidden),
+                ("self_attn.o_proj", hidden, q),
+                ("mlp.gate_up_proj", 2 * mlp, hidden),
+                ("mlp.down_proj", hidden, mlp),
+            ],
+            _ => &[
+                ("self_attn.q_proj", q, hidden),
+                ("self_attn.k_proj", kv, hidden),
+                ("self_attn.v_proj", kv, hidden),
+                ("self_attn.o_proj", hidden, q),
+                ("mlp.gate_proj", mlp, hidden),
+                ("mlp.up_proj", mlp, hidden),
+                ("mlp.down_proj", hidden, mlp),
+            ],
+        };
+        for i in 0..self.layers {
+            for (name, size) in norms.iter().chain(head_norms) {
+                tensors.push((format!("model.layers.{i}.{name}.weight"), vec![*size], gain, 0.3));
+            }
+            for &(name, out, input) in projections {
+                tensors.push((format!("model.layers.{i}.{name}.weight"), vec![out, input], 0.0, self.weight_size));
+                let always = family == "qwen2" && ["q_proj", "k_proj", "v_proj"].iter().any(|end| name.ends_with(end));
+                if self.biases || always {
+                    tensors.push((format!("model.layers.{i}.{name}.bias"), vec![out], 0.0, self.weight_size));
+                }
+            }
+        }
+        tensors
     }
 
     pub fn write(&self, dir: &Path) {
         let mut rng = Rng::new(self.seed);
         let mut tensors: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
-        let mut put = |name: &str, shape: &[usize], mean: f64, size: f64| {
+        for (name, shape, mean, size) in self.tensors() {
             let values = (0..shape.iter().product()).map(|_| (mean + size * rng.normal()) as f32).collect();
-            tensors.insert(name.into(), (shape.into(), values));
-        };
-        put("model.embed_tokens.weight", &[self.vocab, self.hidden], 0.0, self.embed_size);
-        put("model.norm.weight", &[self.hidden], 1.0, 0.3);
-        if !self.tied {
-            put("lm_head.weight", &[self.vocab, self.hidden], 0.0, self.weight_size);
-        }
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        for i in 0..self.layers {
-            put(&format!("model.layers.{i}.input_layernorm.weight"), &[self.hidden], 1.0, 0.3);
-            put(&format!("model.layers.{i}.post_attention_layernorm.weight"), &[self.hidden], 1.0, 0.3);
-            for (name, out, input) in [
-                ("self_attn.q_proj", q, self.hidden),
-                ("self_attn.k_proj", kv, self.hidden),
-                ("self_attn.v_proj", kv, self.hidden),
-                ("self_attn.o_proj", self.hidden, q),
-                ("mlp.gate_proj", self.mlp, self.hidden),
-                ("mlp.up_proj", self.mlp, self.hidden),
-                ("mlp.down_proj", self.hidden, self.mlp),
-            ] {
-                put(&format!("model.layers.{i}.{name}.weight"), &[out, input], 0.0, self.weight_size);
-                if self.biases {
-                    put(&format!("model.layers.{i}.{name}.bias"), &[out], 0.0, self.weight_size);
-                }
-            }
+            tensors.insert(name, (shape, values));
         }
         for &(name, index, value) in &self.spoiled {
             tensors.get_mut(name).expect("a tensor to spoil").1[index] = value;

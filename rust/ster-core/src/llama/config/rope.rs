@@ -49,7 +49,12 @@ pub(super) fn local_rope(fields: &Fields, head: &Head, default: f64) -> Result<R
         ("rope_parameters.sliding_attention.rope_theta", new.as_ref().and_then(|(_, theta)| *theta)),
     ];
     let theta = theta(fields, default, &named)?;
-    Ok(Rope { theta, scaling: new.map_or(RopeScaling::Default, |(scaling, _)| scaling) })
+    let rope = Rope { theta, scaling: new.map_or(RopeScaling::Default, |(scaling, _)| scaling) };
+    if rope.depends_on_length() {
+        // `SteeringLlama::switches_after` speaks for one rotation.
+        return fields.refuse("rope_parameters.sliding_attention.rope_type", "may not depend on the length of a sequence".into());
+    }
+    Ok(rope)
 }
 
 fn theta(fields: &Fields, default: f64, said: &[(&'static str, Option<f64>)]) -> Result<f64> {
@@ -88,8 +93,9 @@ fn dictionary(top: &Fields, name: &str, layer_type: Option<&str>, head: &Head) -
                 None => return Ok(None),
             }
             prefix = format!("{name}.{layer_type}.");
-        } else if layer_type == "sliding_attention" {
-            return Ok(None);
+        } else {
+            let problem = "must have entries `full_attention` and `sliding_attention` (transformers passes over anything else)";
+            return top.refuse(name, problem.into());
         }
     }
     let fields = Fields { path: top.path.clone(), prefix: prefix.clone(), object };

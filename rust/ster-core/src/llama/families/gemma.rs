@@ -57,6 +57,10 @@ fn both(fields: &Fields, config: &mut LlamaConfig, full_every: usize) -> Result<
     let scalar = fields.positive("query_pre_attn_scalar")?.unwrap_or(256.0);
     config.attention_scale = (1.0 / scalar.sqrt()) as f32;
     config.window = fields.size_or("sliding_window", Some(4096))?;
-    config.windowed = if config.window.is_some() { Layers::NotEvery(full_every) } else { Layers::None };
+    if config.window.is_none() {
+        return fields
+            .refuse("sliding_window", "is null, but this family looks through windows (transformers does not run it without)".into());
+    }
+    config.windowed = Layers::NotEvery(full_every);
     fields.override_windows(config)
 }
