@@ -4,7 +4,6 @@
 mod support;
 
 use std::fs;
-use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use ster_core::checkpoint::gguf::Gguf;
@@ -69,8 +68,8 @@ fn a_llama_file_is_the_config_and_the_tensors_of_its_folder() {
     assert_eq!((config.norm_eps, config.tied, config.context), (1e-5, false, 64), "1e-5 as config.json has it, not 9.99999974e-6");
     assert_eq!(config.rope, Rope { theta: 500000.0, scaling: RopeScaling::Default });
 
-    let weights = LlamaWeights::load(&source.checkpoint, &config).unwrap();
-    assert_eq!(weights.blocks[1].mlp_norm, file.values("blk.1.ffn_norm.weight"));
+    let weights = LlamaWeights::load(&source.checkpoint, &config, source.form).unwrap();
+    assert_eq!(weights.blocks[1].mlp_norm, Some(file.values("blk.1.ffn_norm.weight")));
     for (matrix, name) in [(&weights.embed, "token_embd.weight"), (&weights.blocks[1].down.weight, "blk.1.ffn_down.weight")] {
         let values: Vec<f32> = (0..matrix.rows())
             .flat_map(|row| {
@@ -175,7 +174,7 @@ fn tensors_have_the_names_of_transformers() {
     }
     let source = open(&tiny("llama").tensor("blk.0.attn_gate.weight", &[8, 8]).tensor("blk.01.attn_q.weight", &[8, 8])).unwrap();
     assert!(source.checkpoint.contains("blk.0.attn_gate.weight") && source.checkpoint.contains("blk.01.attn_q.weight"));
-    let refused = LlamaWeights::load(&source.checkpoint, &LlamaConfig::from_source(&source).unwrap());
+    let refused = LlamaWeights::load(&source.checkpoint, &LlamaConfig::from_source(&source).unwrap(), source.form);
     assert_says(refused, &["model.gguf", "`blk.0.attn_gate.weight` is not part of a Llama model"]);
     assert_says(open(&tiny("llama").tensor("model.norm.weight", &[8])), &["`model.norm.weight` has a name of transformers, not of GGUF"]);
 }
@@ -531,8 +530,8 @@ fn a_split_model_is_opened_by_any_of_its_files() {
         let source = Source::open(&path(n)).unwrap();
         assert_eq!((&source.config, &source.config_path), (&whole.config, &path(1)));
         assert_eq!(source.checkpoint.names().collect::<Vec<_>>(), whole.checkpoint.names().collect::<Vec<_>>());
-        let weights = LlamaWeights::load(&source.checkpoint, &LlamaConfig::from_source(&source).unwrap()).unwrap();
-        assert_eq!(weights.blocks[1].mlp_norm, file.values("blk.1.ffn_norm.weight"));
+        let weights = LlamaWeights::load(&source.checkpoint, &LlamaConfig::from_source(&source).unwrap(), source.form).unwrap();
+        assert_eq!(weights.blocks[1].mlp_norm, Some(file.values("blk.1.ffn_norm.weight")));
         assert_eq!(source.checkpoint.path_of("model.layers.1.mlp.down_proj.weight"), path(3));
     }
 
