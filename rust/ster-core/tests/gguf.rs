@@ -175,7 +175,7 @@ fn tensors_have_the_names_of_transformers() {
     let source = open(&tiny("llama").tensor("blk.0.attn_gate.weight", &[8, 8]).tensor("blk.01.attn_q.weight", &[8, 8])).unwrap();
     assert!(source.checkpoint.contains("blk.0.attn_gate.weight") && source.checkpoint.contains("blk.01.attn_q.weight"));
     let refused = LlamaWeights::load(&source.checkpoint, &LlamaConfig::from_source(&source).unwrap(), source.form);
-    assert_says(refused, &["model.gguf", "`blk.0.attn_gate.weight` is not part of a Llama model"]);
+    assert_says(refused, &["model.gguf", "`blk.0.attn_gate.weight` is not part of a llama model"]);
     assert_says(open(&tiny("llama").tensor("model.norm.weight", &[8])), &["`model.norm.weight` has a name of transformers, not of GGUF"]);
 }
 
