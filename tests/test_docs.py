@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ster import _native
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "docs" / "steering.md"]
 
@@ -37,3 +39,17 @@ def test_every_command_of_a_page_prints_what_the_page_shows(page: Path, tmp_path
             assert [text for text in result.stdout.splitlines() if text not in shown.splitlines()] == [], command
             ran += 1
     assert ran > 3
+
+
+def test_the_page_of_models_lists_what_runs_and_what_is_read() -> None:
+    page = (ROOT / "docs" / "models.md").read_text()
+    [section] = re.findall(r"^## What runs\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    _, *rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert rows == [name for name, _ in _native.families()]
+    source = ROOT / "rust" / "ster-core" / "src"
+    [architectures] = re.findall(r"^\| architectures \| (.*) \|$", page, re.MULTILINE)
+    known = re.findall(r'Arch { name: "(\w+)"', (source / "checkpoint" / "gguf" / "arch.rs").read_text())
+    assert re.findall(r"`(\w+)`", architectures) == known and len(known) > 5
+    [types] = re.findall(r"^\| types of tensors \| (.*), in any mixture \|$", page, re.MULTILINE)
+    facts = re.findall(r'^ +Dtype::\w+ => \("(\w+)", \d+', (source / "tensor.rs").read_text(), re.MULTILINE)
+    assert types.split(", ") == facts and len(facts) > 5

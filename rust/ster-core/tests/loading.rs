@@ -740,6 +740,9 @@ fn fields_that_change_the_maths_are_refused_and_their_neutral_values_are_not() {
         ("is_causal", json!(false), json!(true)),
         ("qkv_bias", json!(true), json!(false)),
         ("use_sliding_window", json!(true), json!(false)),
+        ("use_mrope", json!(true), json!(false)),
+        ("full_attn_mod", json!(2), json!(1)),
+        ("interpolate_factor", json!(2), json!(1)),
     ] {
         assert_says(config_with(json!({key: changes})), &[&format!("`{key}` is "), "changes the maths"]);
         config_with(json!({key: neutral})).unwrap();

@@ -71,6 +71,9 @@ pub(super) fn neutral(key: &str, value: &Value, config: &LlamaConfig, object: &M
         "no_rope_layer_interval" | "nope_layer_interval" | "rope_local_base_freq" | "rope_global_base_freq" | "alibi"
         | "use_alibi" => absent(),
         "use_rope" | "rope" => value == &Value::Bool(true),
+        // of Qwen2.5 and R1-Distill-Qwen, for their siblings that see; of Phi-4 mini, which transformers does not read
+        "use_mrope" => absent(),
+        "full_attn_mod" | "interpolate_factor" => is(1.0),
         // norms, biases, shapes of blocks
         "use_qk_norm" | "qk_layernorm" | "qk_norm" | "use_qk_layernorm" | "use_post_norm" | "post_norm" | "parallel_residual"
         | "use_parallel_residual" | "parallel_attn" | "norm_after" | "layernorm_zero_centered"

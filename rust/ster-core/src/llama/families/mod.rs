@@ -16,7 +16,7 @@ use super::config::{Fields, LlamaConfig};
 use crate::error::Result;
 
 /// Every family this build runs, Llama first, then by name.
-pub static ALL: [&Family; 10] = [
+pub static ALL: &[&Family] = &[
     &llama::LLAMA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
@@ -97,7 +97,7 @@ pub enum Bias {
 
 impl Family {
     pub fn named(name: &str) -> Option<&'static Family> {
-        ALL.into_iter().find(|family| family.name == name)
+        ALL.iter().copied().find(|family| family.name == name)
     }
 }
 
