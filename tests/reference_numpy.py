@@ -60,7 +60,9 @@ def facts(config: Mapping[str, Any]) -> Facts:
         found = config.get(key)
         return default if found is None else found
 
-    kv_heads = said("num_key_value_heads", {"mistral": 8, "qwen2": 32, "qwen3": 32, "smollm3": 4, "gemma2": 4, "gemma3_text": 4}.get(family))
+    kv_heads = said(
+        "num_key_value_heads", {"mistral": 8, "qwen2": 32, "qwen3": 32, "smollm3": 4, "gemma2": 4, "gemma3_text": 4}.get(family)
+    )
     head_dim = said("head_dim", {"qwen3": 128, "gemma2": 256, "gemma3_text": 256}.get(family)) or hidden // heads
     contexts = {"mistral": 131072, "qwen2": 32768, "qwen3": 32768, "phi3": 4096, "smollm3": 32768, "gemma2": 8192, "gemma3_text": 131072}
     context = given("max_position_embeddings", contexts.get(family, 2048))

@@ -38,9 +38,11 @@ def longrope(pairs: int, **fields: Any) -> dict[str, Any]:
     return {"rope_type": "longrope", "short_factor": SHORT[:pairs], "long_factor": LONG[:pairs], **fields}
 
 
-# `...` takes a key away. Where a window is set, the longest prompt has many of them.
 SCALED = {
-    f"{kind['rope_type']}-{family}": (family, {"rope_scaling": kind, **({"max_position_embeddings": 64} if kind == DYNAMIC else {}), **fields})
+    f"{kind['rope_type']}-{family}": (
+        family,
+        {"rope_scaling": kind, **({"max_position_embeddings": 64} if kind == DYNAMIC else {}), **fields},
+    )
     for family, fields in {
         "mistral": {},
         "qwen2": {},
@@ -52,6 +54,7 @@ SCALED = {
     }.items()
     for kind in (LINEAR, DYNAMIC, LLAMA3, YARN)
 }
+# `...` takes a key away. Where a window is set, the longest prompt has many of them.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     **SCALED,
     # mistral
@@ -160,7 +163,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"sliding_window": 16, "sliding_window_pattern": 3, "query_pre_attn_scalar": 8}),
     "gemma3-silent": ("gemma3_text", {}),
     "gemma3-pattern-absent": ("gemma3_text", {"num_hidden_layers": 7, "sliding_window": 7}),
-    "gemma3-local-theta": ("gemma3_text", {"sliding_window": 16, "rope_local_base_freq": 777.0, "layer_types": [SLIDING, FULL, FULL, SLIDING]}),
+    "gemma3-local-theta": (
+        "gemma3_text",
+        {"sliding_window": 16, "rope_local_base_freq": 777.0, "layer_types": [SLIDING, FULL, FULL, SLIDING]},
+    ),
     "gemma3-global-theta": ("gemma3_text", {"sliding_window": 16, "rope_theta": 500.0, "sliding_window_pattern": 2}),
     "gemma3-linear": ("gemma3_text", {"sliding_window": 16, "rope_scaling": LINEAR, "sliding_window_pattern": 2}),
     "gemma3-linear-nested": (
