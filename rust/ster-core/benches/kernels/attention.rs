@@ -28,7 +28,7 @@ pub fn measure(runner: &mut Runner, isa: Isa, weights: &Weights) {
         }
         // One token, each layer's keys from memory, as in decoding; or the last 64 of a prompt, whose keys were just written.
         for (tokens, data) in [(1, Data::Cold), (64, Data::Warm)] {
-            let case = Case { kernel: "attention", shape: format!("g3-d64-{positions}pos"), rows: tokens, data };
+            let case = Case { kernel: "attention".into(), shape: format!("g3-d64-{positions}pos"), rows: tokens, data };
             runner.case(isa, case, Threads::OneAndAll, |_| work(isa, weights.numbers(), positions, tokens, data));
         }
     }

@@ -29,9 +29,8 @@ pub fn measure(runner: &mut Runner, isa: Isa, weights: &crate::weights::Weights)
     // Values do not matter to the time, as long as none is subnormal.
     let x: Vec<f32> = (0..512 * 14336).map(|n| (n % 251) as f32 / 128.0 - 0.95).collect();
     for (name, n, k) in SHAPES {
-        for dtype in [Dtype::BF16, Dtype::F16, Dtype::F32] {
-            // bf16 is what checkpoints hold; the others differ from it in how a weight is loaded, which few shapes show.
-            if dtype != Dtype::BF16 && !["smol-gate,up", "smol-head", "llama-gate,up"].contains(&name) {
+        for dtype in Dtype::ALL {
+            if !shown(dtype).contains(&name) && dtype != Dtype::BF16 || dtype.row_bytes(k).is_none() {
                 continue;
             }
             for rows in [1, 4, 16, 128, 512] {
@@ -39,17 +38,28 @@ pub fn measure(runner: &mut Runner, isa: Isa, weights: &crate::weights::Weights)
                 if isa == Isa::PORTABLE && !(["smol-gate,up", "odd"].contains(&name) && rows <= 16) {
                     continue;
                 }
-                let kernel = match dtype {
-                    Dtype::F32 => "linear-f32",
-                    Dtype::F16 => "linear-f16",
-                    Dtype::BF16 => "linear-bf16",
-                };
+                // Weights in blocks are widened for 4 rows as for 16, and for 512 as for 128.
+                if dtype.block().0 > 1 && ![1, 16, 128].contains(&rows) {
+                    continue;
+                }
+                let kernel = format!("linear-{}", dtype.name().to_lowercase());
                 let case = Case { kernel, shape: format!("{name}-{n}x{k}"), rows, data: Data::Cold };
                 runner.case(isa, case, Threads::OneAndAll, |threads| {
                     work(isa, &x[..rows * k], weights.bytes(), dtype, [rows, n, k], threads)
                 });
             }
         }
+    }
+}
+
+/// Shapes to measure a dtype at: bf16 is what checkpoints hold and goes through all; others differ from it in how a weight is loaded,
+/// which few shapes show. K formats need multiples of 256.
+fn shown(dtype: Dtype) -> &'static [&'static str] {
+    match dtype {
+        Dtype::BF16 => &[],
+        Dtype::F32 | Dtype::F16 => &["smol-gate,up", "smol-head", "llama-gate,up"],
+        Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4K | Dtype::Q6K => &["smol-gate,up", "smol-down", "llama-k,v", "llama-gate,up"],
+        _ => &["smol-down", "llama-k,v"],
     }
 }
 
@@ -60,7 +70,7 @@ fn work<'a>(isa: Isa, x: &'a [f32], bytes: &'a [u8], dtype: Dtype, [rows, n, k]:
     let iterations = (flops / FLOPS).ceil().min(cells.len().div_ceil(threads) as f64) as usize;
     let cells_each = cells.len().div_ceil(iterations);
     let iterations = cells.len().div_ceil(cells_each);
-    let size = n * k * dtype.size();
+    let size = n * dtype.row_bytes(k).expect("rows of whole blocks");
     let read = (size + 4 * rows * (n + k)) as f64;
 
     let matrices = bytes.len() / size;

@@ -26,8 +26,8 @@ pub fn measure(runner: &mut Runner, isa: Isa) {
     }
 }
 
-fn case(kernel: &'static str, shape: String, rows: usize) -> Case {
-    Case { kernel, shape, rows, data: Data::Rowwise }
+fn case(kernel: &str, shape: String, rows: usize) -> Case {
+    Case { kernel: kernel.into(), shape, rows, data: Data::Rowwise }
 }
 
 fn threads(rows: usize) -> Threads {

@@ -22,7 +22,7 @@ const LONGEST: f64 = 0.15;
 
 /// What is measured, as the table calls it.
 pub struct Case {
-    pub kernel: &'static str,
+    pub kernel: String,
     pub shape: String,
     pub rows: usize,
     pub data: Data,
