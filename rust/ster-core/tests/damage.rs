@@ -191,7 +191,8 @@ fn disorder(dice: &mut Dice, file: &mut File) {
                     key.1 = dice.below(14) as u32;
                 } else if key.2.len() <= 8 {
                     let value = [dice.extreme(), u64::from((dice.extreme() as f32).to_bits()), 0x7F80_0000][dice.below(3)];
-                    key.2.copy_from_slice(&value.to_le_bytes()[..key.2.len()]);
+                    let len = key.2.len();
+                    key.2.copy_from_slice(&value.to_le_bytes()[..len]);
                 }
             }
         }
