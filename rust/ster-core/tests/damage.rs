@@ -114,7 +114,7 @@ fn exercise(path: &Path) -> bool {
         }
     }
     if let Ok(config) = LlamaConfig::from_source(&source) {
-        std::hint::black_box(LlamaWeights::load(&source.checkpoint, &config).is_ok());
+        std::hint::black_box(LlamaWeights::load(&source.checkpoint, &config, source.form).is_ok());
     }
     true
 }
