@@ -59,12 +59,15 @@ impl Source {
         let vector = self.checkpoint.get(name).is_some_and(|info| info.shape.len() < 2);
         let length = if vector { tensor.cols() } else { tensor.rows() };
         let dim = match self.interleaved_heads(name) {
-            None => 0,
-            Some(heads) if heads > 0 && length % heads == 0 && length / heads % 2 == 0 => length / heads,
+            None => None,
+            Some(heads) if heads > 0 && length % heads == 0 && length / heads % 2 == 0 => Some(length / heads),
             Some(heads) => return Err(at(format!("has {length} rows, expected {heads} heads of an even number"))),
         };
         // Where the row (of a vector: the number) that transformers has at `row` is stored.
-        let stored = |row: usize| if dim == 0 { row } else { row / dim * dim + row % dim % (dim / 2) * 2 + row % dim / (dim / 2) };
+        let stored = |row: usize| match dim {
+            None => row,
+            Some(dim) => row / dim * dim + row % dim % (dim / 2) * 2 + row % dim / (dim / 2),
+        };
 
         let (view, mut out) = (tensor.view(), Matrix::zeros(rows.len(), tensor.cols()));
         if vector && rows.len() == 1 {

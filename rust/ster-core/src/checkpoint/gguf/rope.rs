@@ -135,7 +135,7 @@ fn llama3(factors: &[f32], theta: f64, head_dim: u64) -> std::result::Result<Opt
     }
     let unknown = || "holds factors that follow from no llama3 scaling with 1, 4 and 8192; Ster knows no others".to_string();
     let factor = factors.iter().copied().fold(0.0, f32::max);
-    if !(factor.is_finite() && factor > 1.0) || !(theta > 1.0 && (theta as f32).is_finite()) {
+    if !(factor.is_finite() && factor > 1.0 && theta > 1.0 && (theta as f32).is_finite()) {
         return Err(unknown());
     }
     let factor = decimal(factor);
