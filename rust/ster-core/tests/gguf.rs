@@ -4,7 +4,6 @@
 mod support;
 
 use std::fs;
-use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use ster_core::checkpoint::gguf::Gguf;
