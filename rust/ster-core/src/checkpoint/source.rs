@@ -64,7 +64,10 @@ impl Source {
             Some(heads) => return Err(at(format!("has {length} rows, expected {heads} heads of an even number"))),
         };
         // Where the row (of a vector: the number) that transformers has at `row` is stored.
-        let stored = |row: usize| dim.map_or(row, |dim| row / dim * dim + row % dim % (dim / 2) * 2 + row % dim / (dim / 2));
+        let stored = |row: usize| match dim {
+            None => row,
+            Some(dim) => row / dim * dim + row % dim % (dim / 2) * 2 + row % dim / (dim / 2),
+        };
 
         let (view, mut out) = (tensor.view(), Matrix::zeros(rows.len(), tensor.cols()));
         if vector && rows.len() == 1 {
