@@ -27,8 +27,10 @@ def write_gguf(
     keys: Mapping[str, Any] | None = None,
     tokens: Sequence[str] = (),
     split: int = 0,
+    raw: Mapping[str, NDArray[np.uint8]] | None = None,
 ) -> Path:
-    """Vectors are F32, matrices of type `matrices`. keys: more, by their names after the architecture's. split: tensors in a file."""
+    """Vectors are F32, matrices of type `matrices`. keys: more, by their names after the architecture's; they replace those that follow
+    from the config. split: tensors in a file. raw: matrices in blocks, as they lie in the file."""
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer.add_block_count(config["num_hidden_layers"])
@@ -42,7 +44,8 @@ def write_gguf(
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    if "rope.dimension_count" not in (keys or {}):
+        writer.add_rope_dimension_count(head_dim)
     if "bos_token_id" in config:
         writer.add_bos_token_id(config["bos_token_id"])
         writer.add_eos_token_id(config["eos_token_id"])
@@ -66,7 +69,8 @@ def write_gguf(
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         kind = matrices if values.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(found, gguf.quants.quantize(np.ascontiguousarray(stored), kind), raw_dtype=kind)
+        blocks = None if raw is None else raw.get(name)
+        writer.add_tensor(found, gguf.quants.quantize(np.ascontiguousarray(stored), kind) if blocks is None else blocks, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -247,7 +247,7 @@ impl Checkpoint {
     fn readable(&self, name: &str, info: &TensorInfo) -> Result<Dtype> {
         match &info.dtype {
             Stored::Read(dtype) => Ok(*dtype),
-            Stored::Other(other) => Err(self.error(name, format!("has dtype {other}; expected F32, F16 or BF16"))),
+            Stored::Other(other) => Err(self.error(name, format!("has dtype {other}, which Ster does not read"))),
         }
     }
 
