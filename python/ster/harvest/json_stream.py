@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ster._files import not_utf8, refuse_wide, unreadable
+from ster.errors import FileError
 
 CHUNK = 1 << 18  # bytes read at a time
 NEAR = 16  # characters: an error this near to the end of the window may be a value cut in two; the longest escape has 12
@@ -38,6 +39,8 @@ def json_prompts(path: Path, ignored: list[str]) -> Iterator[object]:
                 raise _other_form()
             if window.peek():
                 raise window.error("extra data")
+    except FileError:
+        raise
     except OSError as error:
         raise unreadable(path, error) from None
 
@@ -137,15 +140,18 @@ class _Window:
             try:
                 found: tuple[object, int] = _DECODER.raw_decode(self.text, self.position)
             except json.JSONDecodeError as error:
+                within = error.pos - self.position
                 cut = error.msg.startswith("Unterminated") or error.pos > len(self.text) - NEAR
                 if cut and self.more():
                     continue
-                raise self.error(f"{error.msg[:1].lower()}{error.msg[1:]}", error.pos) from None
+                raise self.error(f"{error.msg[:1].lower()}{error.msg[1:]}", self.position + within) from None
             except RecursionError:
                 raise ValueError("nested too deeply") from None
             value, end = found
-            if end == len(self.text) and self.more():  # 12 may be the beginning of 123
-                continue
+            if end == len(self.text):
+                if self.more():  # 12 may be the beginning of 123
+                    continue
+                end = len(self.text)
             self.position = end
             return value
 

@@ -81,7 +81,8 @@ def _number(piece: str) -> int:
 
 def _members(positions: object) -> list[object]:
     try:
-        return [operator.index(cast(SupportsIndex, positions))]
+        operator.index(cast(SupportsIndex, positions))
+        return [positions]
     except TypeError:
         pass
     try:

@@ -70,7 +70,7 @@ def moments(prompts: Iterable[Rows], dtype: Dtype, layers: int, width: int) -> M
     count, origin = 0, None
     total, square, length = np.zeros((layers, width)), np.zeros((layers, width)), np.zeros(layers)
     for block in _blocks(prompts):
-        values = widen(block, dtype).astype(np.float64)
+        values = widen(block, dtype).astype(np.float64, order="C")  # the order of sums follows that of the memory
         length += np.sqrt(np.square(values).sum(axis=2)).sum(axis=1)
         if origin is None:
             origin = values[:, :1].copy()
