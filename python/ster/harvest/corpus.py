@@ -85,10 +85,10 @@ def read_corpus(
     """
     try:
         spool = open(folder / SPOOL, "w+b")  # noqa: SIM115
-        os.unlink(folder / SPOOL)  # it ends with the process, however that ends
     except OSError as error:
         raise failed(folder / SPOOL, error) from None
     try:
+        os.unlink(folder / SPOOL)  # it ends with the process, however that ends
         return _read(model, source, folder, spool, positions, row_bytes, shard_size, report)
     except BaseException:
         spool.close()

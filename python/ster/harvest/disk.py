@@ -105,9 +105,11 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        os.close(descriptor)
+        try:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        finally:
+            os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
