@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "docs" / "steering.md"]
+PAGES = [ROOT / "docs" / "harvest.md", ROOT / "docs" / "steering.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

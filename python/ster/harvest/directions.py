@@ -26,7 +26,8 @@ from ster.steering_artifact import SteeringArtifact
 
 LIMIT = 64
 LANES = 16  # partial sums of a dot product, as in the engine
-ROOM = 1 << 17  # float64 products at a time: 1 MB
+PRODUCTS = 1 << 17  # float64 at a time: 1 MB, which stays in a core's cache
+VALUES = 1 << 19  # of rows, widened
 
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
@@ -66,7 +67,7 @@ class Directions:
         padding = -hidden % LANES
         directions = np.pad(self.values, ((0, 0), (0, padding))) if padding else self.values
         out = np.empty((len(rows), len(self)), np.float32)
-        step = max(1, ROOM // (len(self) * LANES))
+        step = max(1, min(PRODUCTS // (len(self) * LANES), VALUES // hidden))
         with np.errstate(over="ignore"):
             for start in range(0, len(rows), step):
                 block = rows[start : start + step].astype(np.float64)

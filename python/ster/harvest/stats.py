@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ster.harvest.dtypes import Dtype, widen
 
-BLOCK = 256  # rows at a time
+ROOM = 1 << 19  # values at a time, about: 4 MB of float64
+MOST_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def moments(prompts: Iterable[Rows], dtype: Dtype, layers: int, width: int) -> M
     """
     count, origin = 0, None
     total, square, length = np.zeros((layers, width)), np.zeros((layers, width)), np.zeros(layers)
-    for block in _blocks(prompts):
+    for block in _blocks(prompts, max(1, min(MOST_ROWS, ROOM // (layers * width)))):
         values = widen(block, dtype).astype(np.float64, order="C")  # the order of sums follows that of the memory
         length += np.sqrt(np.square(values).sum(axis=2)).sum(axis=1)
         if origin is None:
@@ -84,16 +85,16 @@ def moments(prompts: Iterable[Rows], dtype: Dtype, layers: int, width: int) -> M
     return Moments(count, origin[:, 0] + total / count, np.maximum(square - total * total / count, 0.0), length)
 
 
-def _blocks(prompts: Iterable[Rows]) -> Iterable[NDArray[Any]]:
-    """The rows that count, `BLOCK` or some more at a time, so that many short prompts cost no more than a long one."""
+def _blocks(prompts: Iterable[Rows], size: int) -> Iterable[NDArray[Any]]:
+    """The rows that count, `size` or some more at a time, so that many short prompts cost no more than a long one."""
     waiting: list[NDArray[Any]] = []
     rows = 0
     for prompt in prompts:
         counted = prompt.values[:, 1:] if prompt.positions[0] == 0 else prompt.values
-        for start in range(0, counted.shape[1], BLOCK):
-            waiting.append(counted[:, start : start + BLOCK])
+        for start in range(0, counted.shape[1], size):
+            waiting.append(counted[:, start : start + size])
             rows += waiting[-1].shape[1]
-            if rows >= BLOCK:
+            if rows >= size:
                 yield np.concatenate(waiting, axis=1)
                 waiting, rows = [], 0
     if waiting:
