@@ -1,14 +1,12 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from harvesting import PROMPTS, contents
 
 import ster
-
-pytest.importorskip("pyarrow")
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("auto", pa.float32()), ("f16", pa.float16())])

@@ -329,8 +329,8 @@ def killed_at_random(model: Path, prompts: Path, output: Path, options: list[str
 
 def test_kills_at_random_moments(toy_dir: Path, tmp_path: Path, words: Callable[..., str]) -> None:
     prompts = tmp_path / "p.json"
-    prompts.write_text(json.dumps([words(60, seed) for seed in range(400)]))
-    options = ["--shard-size", "20", "--threads", "1"]
+    prompts.write_text(json.dumps([words(60, seed) for seed in range(240)]))
+    options = ["--shard-size", "12", "--threads", "1"]
     start = time.monotonic()
     assert killed_at_random(toy_dir, prompts, tmp_path / "whole", options, 1e9, random.Random(0)) == 0
     took = time.monotonic() - start

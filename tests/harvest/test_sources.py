@@ -4,6 +4,8 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,6 @@ from ster.harvest import json_stream
 from ster.harvest.sources import open_source
 from ster.prompts import read_prompts
 
-pyarrow = pytest.importorskip("pyarrow")
 BOM = b"\xef\xbb\xbf"
 
 
@@ -53,8 +54,6 @@ def test_a_column_by_name(tmp_path: Path) -> None:
 
 
 def parquet(path: Path, **columns: object) -> Path:
-    import pyarrow.parquet as pq
-
     pq.write_table(pyarrow.table(columns), path, row_group_size=2)
     return path
 
