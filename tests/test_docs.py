@@ -12,7 +12,7 @@ import pytest
 from ster import _native
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "docs" / "steering.md"]
+PAGES = [ROOT / "docs" / "harvest.md", ROOT / "docs" / "steering.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ster.errors import SterWarning as SterWarning
     from ster.generation import Generation as Generation
     from ster.generation import Step as Step
+    from ster.harvest import Harvest as Harvest
+    from ster.harvest import harvest as harvest
+    from ster.harvest import open_harvest as open_harvest
     from ster.model import Model as Model
     from ster.model import load as load
     from ster.pairs import PairSet as PairSet
@@ -42,6 +45,7 @@ _WHERE = {
     "Edit": "ster._native",
     "EvaluationReport": "ster.evaluation",
     "Generation": "ster.generation",
+    "Harvest": "ster.harvest",
     "Model": "ster.model",
     "PairSet": "ster.pairs",
     "Selection": "ster.workflow",
@@ -57,6 +61,7 @@ _WHERE = {
     "evaluate": "ster.evaluation",
     "extract": "ster.workflow",
     "load": "ster.model",
+    "open_harvest": "ster.harvest",
     "optimize": "ster.workflow",
     "read_prompts": "ster.prompts",
     "train": "ster.workflow",
@@ -67,6 +72,7 @@ __all__ = [
     "Edit",
     "EvaluationReport",
     "Generation",
+    "Harvest",
     "Model",
     "PairSet",
     "Selection",
@@ -81,7 +87,9 @@ __all__ = [
     "__version__",
     "evaluate",
     "extract",
+    "harvest",
     "load",
+    "open_harvest",
     "optimize",
     "read_prompts",
     "train",

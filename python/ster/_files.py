@@ -37,7 +37,7 @@ def is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
     return True
 
 
@@ -50,10 +50,11 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
 
 
-def _unreadable(path: Path, error: OSError | ValueError) -> FileError:
+def unreadable(path: Path, error: OSError | ValueError) -> FileError:
+    """`failed to read <path>: ...`."""
     text = reason(error) if isinstance(error, OSError) else str(error)
     if isinstance(error, FileNotFoundError) and path.is_symlink():
         text = f"it is a link to {path.readlink()}, which is missing"
@@ -67,15 +68,28 @@ def read_text(path: Path) -> str:
         FileError: `failed to read <path>: ...`, naming the encoding when it is another one.
     """
     data = read_bytes(path)
-    wide = next((name for mark, name in _WIDE.items() if data.startswith(mark)), None)
-    if wide is None and _is_unmarked_utf16(data[:64]):
-        wide = "UTF-16"
-    if wide is not None:
-        raise FileError(f"failed to read {path}: it is {wide}, expected UTF-8", "save the file as UTF-8")
+    refuse_wide(path, data[:64])
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileError(f"failed to read {path}: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
+        raise not_utf8(path, error.start) from None
+
+
+def refuse_wide(path: Path, start: bytes) -> None:
+    """Look at the first 64 bytes of a text file.
+
+    Raises:
+        FileError: it is UTF-16 or UTF-32.
+    """
+    wide = next((name for mark, name in _WIDE.items() if start.startswith(mark)), None)
+    if wide is None and _is_unmarked_utf16(start):
+        wide = "UTF-16"
+    if wide is not None:
+        raise FileError(f"failed to read {path}: it is {wide}, expected UTF-8", "save the file as UTF-8")
+
+
+def not_utf8(path: Path, byte: int) -> FileError:
+    return FileError(f"failed to read {path}: byte {byte} is not UTF-8", "save the file as UTF-8")
 
 
 def _is_unmarked_utf16(start: bytes) -> bool:

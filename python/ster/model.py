@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal, Protocol, SupportsIndex, cast, overload
 
@@ -19,7 +20,7 @@ from ster import _native
 from ster.artifacts import ActivationArtifact, Position, Provenance, TokenActivations
 from ster.capture import capture
 from ster.chat import ChatMode, ChatTemplate, Message, find_chat_template
-from ster.checkpoint import TOKENIZER, Checkpoint, find_checkpoint
+from ster.checkpoint import CONFIG, TOKENIZER, Checkpoint, find_checkpoint
 from ster.errors import ContextError, InputError, LayerError, NonFiniteError, SteeringError, SterWarning, TokenError
 from ster.fingerprint import tokenizer_hash, weights_hash
 from ster.generation import Generation, Settings, Step, collect, stop_strings, stream
@@ -186,6 +187,17 @@ class Model:
         return self._weights_hash
 
     @cached_property
+    def config_hash(self) -> str:
+        """SHA-256 over config.json; of a GGUF file over the numbers, texts and switches of its metadata that are not the tokenizer's."""
+        if self._checkpoint.made is None:
+            return sha256(self._checkpoint.read_bytes(CONFIG)).hexdigest()
+        metadata = _native.gguf_metadata(str(self.path))
+        settings = {
+            key: value for key, value in metadata.items() if isinstance(value, int | float | str) and not key.startswith("tokenizer.")
+        }
+        return sha256(repr(sorted(settings.items())).encode()).hexdigest()
+
+    @cached_property
     def tokenizer_hash(self) -> str:
         """SHA-256 over tokenizer.json and the chat template the checkpoint publishes."""
         return tokenizer_hash(self._checkpoint.read_bytes(TOKENIZER), self._template_source)
@@ -205,11 +217,11 @@ class Model:
 
     def prompt_tokens(self, prompt: str) -> list[int]:
         """The ids that run for `prompt`: through the chat template when `chat_template` is "applied", as raw text otherwise."""
-        ids = self._prompt_tokens(check_prompt(prompt), None)
-        self._warn_of_two_bos(["the prompt"] if self._has_two_bos(ids) else [])
+        ids = self.checked_tokens(check_prompt(prompt), None)
+        self._warn_of_two_bos(["the prompt"] if self.has_two_bos(ids) else [])
         return ids
 
-    def _prompt_tokens(self, prompt: str, name: str | None) -> list[int]:
+    def checked_tokens(self, prompt: str, name: str | None) -> list[int]:
         """`prompt` -> ids that the engine will take; `name` says which prompt it is, in refusals."""
         if self._template is not None:
             ids = self.tokenizer.encode(self._template.render([{"role": "user", "content": prompt}]), special_tokens=False, name=name)
@@ -234,7 +246,7 @@ class Model:
             InputError: the model has no template, or `load` switched it off; or the template refused.
         """
         ids = self._chat_tokens(messages, add_generation_prompt, None, encode)
-        self._warn_of_two_bos(["the prompt"] if self._has_two_bos(ids) else [])
+        self._warn_of_two_bos(["the prompt"] if self.has_two_bos(ids) else [])
         return ids
 
     def _chat_tokens(
@@ -263,13 +275,14 @@ class Model:
             InputError: as in `prompt_tokens` and `chat_tokens`.
         """
         ids = [
-            self._prompt_tokens(check_prompt(side, name), name) if isinstance(side, str) else self._chat_tokens(side, False, name)
+            self.checked_tokens(check_prompt(side, name), name) if isinstance(side, str) else self._chat_tokens(side, False, name)
             for side, name in zip(sides, names, strict=True)
         ]
-        self._warn_of_two_bos([name for each, name in zip(ids, names, strict=True) if self._has_two_bos(each)])
+        self._warn_of_two_bos([name for each, name in zip(ids, names, strict=True) if self.has_two_bos(each)])
         return ids
 
-    def _has_two_bos(self, ids: Sequence[int]) -> bool:
+    def has_two_bos(self, ids: Sequence[int]) -> bool:
+        """Whether `ids` begin with two; the one that the user typed is kept, so it is theirs to remove."""
         return self._bos is not None and list(ids[:2]) == [self._bos, self._bos]
 
     @staticmethod
@@ -391,8 +404,8 @@ class Model:
         by_text: dict[str, list[int]] = {}
         for text, name in zip(texts, names, strict=True):
             if text not in by_text:
-                by_text[text] = self._prompt_tokens(text, name)
-        self._warn_of_two_bos([names[texts.index(text)] for text, ids in by_text.items() if self._has_two_bos(ids)])
+                by_text[text] = self.checked_tokens(text, name)
+        self._warn_of_two_bos([names[texts.index(text)] for text, ids in by_text.items() if self.has_two_bos(ids)])
         token_ids = [list(by_text[text]) for text in texts]
         source = Provenance(self.name, self.revision, self.chat_template, self.precision)
         if position == "all":

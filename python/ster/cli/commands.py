@@ -12,6 +12,7 @@ from ster._files import reason
 from ster.cli import console
 from ster.cli.extract import extract
 from ster.cli.generate import generate
+from ster.cli.harvest import harvest
 from ster.cli.models import models
 from ster.cli.pairs_import import import_
 from ster.cli.pairs_inspect import inspect as inspect_pairs
@@ -34,6 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(short_help="Activations of prompts, in one artifact.")(extract)
+app.command(short_help="Activations of any number of prompts, in files.")(harvest)
 app.command(short_help="Text from a model, steered or not.")(generate)
 app.command(short_help="An HTTP server for any OpenAI client.")(serve)
 vector = typer.Typer(no_args_is_help=True, help="Steering vectors: learn, choose, measure, look at, convert.", rich_markup_mode=None)

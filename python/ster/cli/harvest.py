@@ -1,0 +1,106 @@
+"""`ster harvest`: prompts in, a folder of shards out."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ster.cli import console
+from ster.cli.options import (
+    ChatChoice,
+    ChatOption,
+    ModelOption,
+    PrecisionChoice,
+    PrecisionOption,
+    RevisionOption,
+    ThreadsOption,
+    open_model,
+)
+
+
+class DtypeChoice(str, Enum):
+    auto = "auto"
+    f32 = "f32"
+    bf16 = "bf16"
+    f16 = "f16"
+
+
+class HarvestFormat(str, Enum):
+    safetensors = "safetensors"
+    parquet = "parquet"
+
+
+def harvest(
+    model: ModelOption,
+    prompts: Annotated[
+        Path,
+        typer.Option("--prompts", "--input", "-p", metavar="FILE", help="JSON, .jsonl, .txt (one a line), .csv, .tsv or .parquet."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write, or to go on with.")] = Path("harvest"),
+    layers: Annotated[
+        str | None,
+        typer.Option("--layers", "-l", metavar="LAYERS", help="As elsewhere. Default: blocks at a quarter, half and three quarters."),
+    ] = None,
+    positions: Annotated[
+        str, typer.Option("--positions", "--position", metavar="WHICH", help="all, last, or token positions, as in 0,5,-1.")
+    ] = "all",
+    column: Annotated[str | None, typer.Option("--column", metavar="NAME", help="Of a file with columns. Default: prompt.")] = None,
+    directions: Annotated[
+        Path | None,
+        typer.Option("--directions", metavar="FILE", help="Keep coordinates along these (64 at most): an artifact, npz or safetensors."),
+    ] = None,
+    normalize: Annotated[bool, typer.Option("--normalize/--no-normalize", help="Divide directions by their length.")] = True,
+    dtype: Annotated[
+        DtypeChoice, typer.Option("--dtype", help="Of the values stored. auto: as the checkpoint is; f32 if quantised or mixed.")
+    ] = DtypeChoice.auto,
+    format: Annotated[HarvestFormat, typer.Option("--format", "-f", help="parquet: for Arrow and datasets.")] = HarvestFormat.safetensors,
+    shard_size: Annotated[
+        int | None, typer.Option("--shard-size", metavar="N", min=1, help="Prompts in a shard. Default: by size.")
+    ] = None,
+    revision: RevisionOption = None,
+    precision: PrecisionOption = PrecisionChoice.auto,
+    chat_template: ChatOption = ChatChoice.auto,
+    threads: ThreadsOption = None,
+) -> None:
+    """Read the residual stream of any number of prompts into files.
+
+    Writes a folder of shards, statistics and a manifest, and prints its path. Ended at any moment, the same command goes on where it was,
+    and the result is the same to the last byte. Values are read before any steering.
+    """
+    from ster.harvest import disk, load_directions
+    from ster.harvest.positions import parse_positions
+    from ster.harvest.run import check_options
+    from ster.harvest.run import harvest as run
+    from ster.harvest.sources import open_source
+    from ster.layers import check_layer_syntax
+
+    # Everything that can be refused without the model is, before it is opened.
+    if layers is not None:
+        check_layer_syntax(layers)
+    kept = parse_positions(positions)
+    check_options(format.value, shard_size)
+    onto = None if directions is None else load_directions(directions, normalize=normalize)
+    open_source(prompts, column)
+    disk.check_folder(output)
+
+    opened = open_model(model, revision, precision, chat_template, threads)
+    found = run(
+        opened,
+        prompts,
+        output,
+        layers=layers,
+        positions=kept,
+        column=column,
+        directions=onto,
+        dtype=dtype.value,
+        format=format.value,
+        shard_size=shard_size,
+        progress=True,
+    )
+    console.data(output)
+    prompt_count = "1 prompt" if len(found) == 1 else f"{len(found):,} prompts"
+    layer_count = "1 layer" if len(found.layers) == 1 else f"{len(found.layers)} layers"
+    console.note(f"{prompt_count}, {layer_count}, {found.dtype} [rows, {found.width}], chat template {opened.chat_template}")

@@ -1,0 +1,307 @@
+"""The harvest itself: shard after shard, computed here and written by a second thread meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ster._safetensors import safetensors_chunks
+from ster.capture import capture
+from ster.errors import FileError, InputError
+from ster.harvest import disk
+from ster.harvest.corpus import Corpus, Shard, kept_ids, read_corpus
+from ster.harvest.directions import Directions, load_directions
+from ster.harvest.disk import MANIFEST, STATS, Journal, Record
+from ster.harvest.display import Display, display
+from ster.harvest.dtypes import BYTES, LARGEST, choose_dtype, encode
+from ster.harvest.manifest import add_prompts, make_plan, manifest_chunks, read_manifest, records_of, refuse_changes, stats_tensors
+from ster.harvest.positions import Positions, kept_positions, parse_positions
+from ster.harvest.reading import Harvest, open_harvest
+from ster.harvest.shards import SUFFIX, Form
+from ster.harvest.sources import need_pyarrow, open_source
+from ster.harvest.stats import Moments, Rows, moments, no_rows
+from ster.layers import Layers, parse_layers
+from ster.model import Model
+from ster.progress import Progress, in_bytes
+from ster.steering_artifact import SteeringArtifact
+
+MOST_PROMPTS = 65536  # in a shard
+OVERHEAD = 200  # bytes, about, that a prompt takes in a file beside its numbers
+
+
+def harvest(
+    model: Model,
+    prompts: str | os.PathLike[str] | Iterable[str],
+    output: str | os.PathLike[str],
+    *,
+    layers: Layers | None = None,
+    positions: Positions = "all",
+    column: str | None = None,
+    directions: str | os.PathLike[str] | SteeringArtifact | NDArray[Any] | Directions | None = None,
+    normalize: bool = True,
+    dtype: Literal["auto", "f32", "bf16", "f16"] = "auto",
+    format: Literal["safetensors", "parquet"] = "safetensors",
+    shard_size: int | None = None,
+    progress: Progress = None,
+) -> Harvest:
+    """Activations of any number of prompts, in files: `output` becomes a folder of shards, statistics and a manifest.
+
+    The same call goes on where it was ended, at whatever moment and however: shards that are on disk are checked and kept, and the result
+    is the same to the last byte. Other arguments, another model or other prompts are refused. Memory does not grow with the prompts.
+
+    Args:
+        prompts: a file (see `ster.harvest.sources`), or strings; a generator is asked once.
+        layers: as anywhere; None: the blocks at a quarter, a half and three quarters of the depth.
+        positions: `all` tokens of a prompt, the `last`, or some, as `[0, 5, -1]`.
+        column: of a file that has columns; None: `prompt`.
+        directions: keep coordinates along these instead of whole rows: an artifact, an array `[directions, hidden]`, or a file of either;
+            64 at most. normalize: divide each by its length first.
+        dtype: of the values stored; `auto`: as the checkpoint is stored, f32 where that is quantised or mixed, and for projections.
+        format: `safetensors`; `parquet`, for Arrow and `datasets`, takes the extra `harvest`.
+        shard_size: prompts in a shard; None: as many as make 8192 tokens or 64 MiB.
+        progress: True: what it will take, a bar and what was kept, on stderr; a function is called with (tokens done, tokens in all).
+
+    Returns:
+        The harvest, open for reading.
+
+    Raises:
+        InputError: prompts, layers or options that cannot be used, before the first pass; other arguments than the folder was begun with;
+            another process at work on it; a value that f16 or bf16 cannot hold.
+        FileError: a file that cannot be read or written, as on a full disk; the folder can then be gone on with.
+        NonFiniteError: NaN or infinity in the model, by layer, token and prompt.
+        KeyboardInterrupt: within a second of Ctrl-C, after the shard that is being written.
+    """
+    folder = Path(output)
+    kept = parse_positions(positions)
+    source = open_source(prompts, column)
+    chosen = parse_layers(default_layers(model.layer_count) if layers is None else layers, model.layer_count)
+    onto = None if directions is None else load_directions(directions, normalize=normalize)
+    if onto is not None:
+        onto.check_width(model.hidden_size)
+    check_options(format, shard_size)
+    stored = choose_dtype(dtype, model.precision, format=format, projecting=onto is not None)
+    form = Form(format, stored, chosen, model.hidden_size if onto is None else len(onto), kept)
+    disk.check_folder(folder)
+    plan = make_plan(model, form, onto, shard_size, model.hash_weights(progress if progress is True else None))
+
+    with _folder(folder), disk.locked(folder), display(progress) as show:
+        disk.check_folder(folder)
+        journal = Journal(folder)
+        begun = _begun(folder, journal)
+        if begun is not None:
+            refuse_changes(folder, begun[0], plan)
+        row_bytes = len(chosen) * form.width * BYTES[stored]
+        corpus = read_corpus(model, source, folder, kept, row_bytes, shard_size, show.reading)
+        with corpus.spool:
+            plan = add_prompts(plan, corpus)
+            if begun is not None:
+                refuse_changes(folder, begun[0], plan)
+            work = _Work(model, form, onto, folder, corpus, plan, journal, begun[1] if begun else {}, show)
+            work.run(finished=begun is not None and not journal.path.exists())
+    return open_harvest(folder)
+
+
+def default_layers(layer_count: int) -> list[int]:
+    """
+    >>> default_layers(32), default_layers(1)
+    ([8, 16, 24], [0])
+    """
+    return sorted({layer_count * quarters // 4 for quarters in (1, 2, 3)})
+
+
+def check_options(format: str, shard_size: int | None) -> None:
+    """What can be refused without a model.
+
+    Raises:
+        InputError: an unknown format, or one that takes pyarrow where that is missing; a shard size out of its range.
+    """
+    if format not in SUFFIX:
+        raise InputError(f'unknown format "{format}"; expected safetensors or parquet')
+    if format == "parquet":
+        need_pyarrow()
+    if shard_size is not None and (isinstance(shard_size, bool) or not isinstance(shard_size, int) or not 1 <= shard_size <= MOST_PROMPTS):
+        raise InputError(f"shard size must be between 1 and {MOST_PROMPTS} prompts, found {shard_size!r}")
+
+
+@contextlib.contextmanager
+def _folder(folder: Path) -> Iterator[None]:
+    """Make the folder; what was refused before anything is in it leaves none behind."""
+    made = [level for level in (folder, *folder.parents) if not os.path.lexists(level)]
+    disk.make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        for level in made:
+            with contextlib.suppress(OSError):
+                level.rmdir()
+        raise
+
+
+def _begun(folder: Path, journal: Journal) -> tuple[Mapping[str, Any], dict[str, Record]] | None:
+    found = journal.read()
+    if found is not None:
+        return found
+    if not (folder / MANIFEST).exists():
+        return None
+    manifest = read_manifest(folder)
+    try:
+        return manifest, records_of(manifest)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{folder / MANIFEST} is damaged: {error}", "remove the folder and begin again") from None
+
+
+class _Work:
+    """Everything is settled; what is left is to compute, or to see that it was."""
+
+    def __init__(
+        self,
+        model: Model,
+        form: Form,
+        directions: Directions | None,
+        folder: Path,
+        corpus: Corpus,
+        plan: Mapping[str, Any],
+        journal: Journal,
+        records: dict[str, Record],
+        show: Display,
+    ) -> None:
+        self.model, self.form, self.directions, self.folder = model, form, directions, folder
+        self.corpus, self.plan, self.journal, self.records, self.show = corpus, plan, journal, records, show
+        self.ready = len(records)
+        self.moments = no_rows(len(form.layers), form.width)
+
+    def run(self, finished: bool) -> None:
+        """finished: there is a manifest; unless a shard is damaged, nothing is left to do."""
+        self._check_room()
+        self.finished = finished
+        if not finished:
+            self.journal.begin(self.plan, self.records)
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="ster-harvest") as writer:
+                self._shards(writer)
+            self._end()
+        except (KeyboardInterrupt, SystemExit):
+            self.show.note(f"{self.ready} of {len(self.corpus.shards)} shards are on disk; the same command goes on from there")
+            raise
+        self.show.end()
+
+    def _check_room(self) -> None:
+        """Say what it will take, and refuse what the disk cannot hold."""
+        corpus = self.corpus
+        row = len(self.form.layers) * self.form.width * BYTES[self.form.dtype]
+        need = corpus.rows * (row + 4) + len(corpus.lengths) * OVERHEAD + self.moments.mean.nbytes
+        there = sum(record.bytes for record in self.records.values())
+        text = f"{_count(len(corpus.lengths), 'prompt')}, {_count(corpus.tokens, 'token')}: {in_bytes(need)}"
+        text += f" in {_count(len(corpus.shards), 'shard')} of {self.form.dtype}"
+        if self.form.dtype == "f32" and self.model.precision not in BYTES:
+            text += f" (the weights are {self.model.precision})"
+        self.show.note(text + (f", {self.ready} of them on disk" if self.ready else ""))
+        free = shutil.disk_usage(self.folder).free
+        if need - there > free:
+            raise FileError(
+                f"the harvest takes {in_bytes(need - there)} more in {self.folder}, which has {in_bytes(free)} free",
+                "choose fewer layers or positions, another dtype, or another disk",
+            )
+
+    def _shards(self, writer: ThreadPoolExecutor) -> None:
+        pending: Future[Moments] | None = None
+        self.show.begin(self.corpus.tokens)
+        for shard in self.corpus.shards:
+            name = self.form.file(shard.index)
+            if name in self.records:
+                self._settle(pending)
+                pending = None
+                found = writer.submit(self._verify, shard, name).result()
+                if found is not None:
+                    self.moments = self.moments.merge(found)
+                    self.show.keep(shard.tokens)
+                    continue
+                self._damaged(name)
+            rows = self._capture(shard)
+            self._settle(pending)  # before the next is handed over: two shards are in memory, never three
+            pending = writer.submit(self._write, shard, name, rows)
+        self._settle(pending)
+
+    def _settle(self, pending: Future[Moments] | None) -> None:
+        if pending is not None:
+            self.moments = self.moments.merge(pending.result())
+
+    def _verify(self, shard: Shard, name: str) -> Moments | None:
+        data = disk.whole(self.folder / name, self.records[name])
+        if data is None:
+            return None
+        rows = self.form.decode(memoryview(data), shard.first_prompt, self.corpus.lengths_of(shard))
+        return moments(rows, self.form.dtype, len(self.form.layers), self.form.width)
+
+    def _damaged(self, name: str) -> None:
+        """Compute it again, and until then do not call the harvest finished."""
+        self.show.note(f"{name} is missing or damaged: it is computed again")
+        self.ready -= 1
+        if self.finished:
+            self.journal.begin(self.plan, self.records)
+            disk.remove(self.folder / MANIFEST)
+            self.finished = False
+
+    def _capture(self, shard: Shard) -> list[Rows]:
+        names, ids = self.corpus.read(shard)
+        found: list[Rows | None] = [None] * len(ids)
+        positions = self.form.positions
+
+        def keep(index: int, residual: NDArray[np.float32]) -> None:
+            which = kept_positions(positions, len(ids[index]))
+            chosen = residual if isinstance(positions, str) else np.ascontiguousarray(residual[:, which])
+            found[index] = Rows(self._stored(chosen, which, names[index]), kept_ids(ids[index], which), which)
+            self.show.compute(len(ids[index]))
+
+        capture(self.model, ids, names, self.form.layers, "last" if positions == "last" else "all", None, keep)
+        return [rows for rows in found if rows is not None]
+
+    def _stored(self, values: NDArray[np.float32], positions: NDArray[np.int64], name: str) -> NDArray[Any]:
+        try:
+            return encode(values if self.directions is None else self.directions.project(values), self.form.dtype)
+        except OverflowError as error:
+            layer, row = np.unravel_index(error.args[0], (len(values), len(positions), self.form.width))[:2]
+            where = f"layer {self.form.layers[int(layer)]}, token {positions[int(row)]} of {name}"
+            dtype = self.form.dtype
+            if dtype == "f32":
+                raise InputError(f"a projection is larger than float32 can hold: {where}", "use shorter directions") from None
+            largest = LARGEST[dtype]
+            raise InputError(
+                f"a value is larger than {dtype} can hold, {largest}: {where}", "harvest with `f32` into another folder"
+            ) from None
+
+    def _write(self, shard: Shard, name: str, rows: list[Rows]) -> Moments:
+        path = self.folder / name
+        record = disk.write_part(path, self.form.encode(shard.first_prompt, rows))
+        if self.records.setdefault(name, record) != record:
+            disk.remove(path.with_name(name + disk.PART))
+            raise InputError(
+                f"{path} is not what was computed first: sha256 {record.sha256}, expected {self.records[name].sha256}",
+                "this machine or this version of Ster gives other bits; remove the folder and begin again",
+            )
+        self.journal.add(name, record)
+        disk.place(path)
+        self.ready += 1
+        return moments(rows, self.form.dtype, len(self.form.layers), self.form.width)
+
+    def _end(self) -> None:
+        """Statistics and manifest, when every shard is on disk; where they are there already, they are the same."""
+        metadata = {"product": "ster"}
+        stats = disk.write_part(self.folder / STATS, safetensors_chunks(stats_tensors(self.form, self.moments), metadata))
+        disk.place(self.folder / STATS)
+        path = self.folder / MANIFEST
+        disk.write_part(path, manifest_chunks(self.plan, self.form, self.corpus, self.records, stats, self.moments))
+        disk.place(path)
+        disk.remove(self.journal.path)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number > 1 else ''}"
