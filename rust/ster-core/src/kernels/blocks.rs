@@ -80,14 +80,15 @@ fn widen<V: Lanes, B: Blocked>(w: Weights<'_>, row: usize, span: Range<usize>, o
 /// One row with weights in blocks: [`ROWS_AT_ONCE`] of their rows at a time, so that chains of sums do not wait for each other.
 #[inline(always)]
 fn sum<V: Lanes, B: Blocked>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, mut out: Panel<'_>, then: Then) {
+    let mut apart = [const { Apart::EMPTY }; ROWS_AT_ONCE];
     let mut column = out.columns.start;
     while column + ROWS_AT_ONCE <= out.columns.end {
-        let sums = sum_blocks::<V, B, ROWS_AT_ONCE>(x, w, column);
+        let sums = sum_blocks::<V, B, ROWS_AT_ONCE>(x, w, column, &mut apart);
         put(&mut out, bias, then, 0, column, [sums]);
         column += ROWS_AT_ONCE;
     }
     while column < out.columns.end {
-        let sums = sum_blocks::<V, B, 1>(x, w, column);
+        let sums = sum_blocks::<V, B, 1>(x, w, column, &mut apart);
         put(&mut out, bias, then, 0, column, [sums]);
         column += 1;
     }
@@ -100,10 +101,15 @@ const PAIR: usize = 2 * LANES;
 
 /// The products of `x` and `COLS` rows of `w` from `column` on.
 #[inline(always)]
-fn sum_blocks<V: Lanes, B: Blocked, const COLS: usize>(x: &[f32], w: Weights<'_>, column: usize) -> [f32; COLS] {
+fn sum_blocks<V: Lanes, B: Blocked, const COLS: usize>(
+    x: &[f32],
+    w: Weights<'_>,
+    column: usize,
+    apart: &mut [Apart; ROWS_AT_ONCE],
+) -> [f32; COLS] {
     let mut ahead = Ahead::new(w, column + 2 * COLS, COLS, 1);
     let lines = (COLS * B::BYTES * PAIR / B::NUMBERS).div_ceil(Ahead::LINE);
-    let mut apart = [const { Apart::EMPTY }; COLS];
+    let apart = &mut apart[..COLS];
     // SAFETY: `by_dtype` checked that x holds `cols` numbers, which are whole blocks, and w rows `column..column + COLS`; every read
     // stays in the row. The instruction set is on, as `Lanes` asks.
     unsafe {
@@ -116,7 +122,7 @@ fn sum_blocks<V: Lanes, B: Blocked, const COLS: usize>(x: &[f32], w: Weights<'_>
             }
             for at in (0..numbers).step_by(PAIR) {
                 (0..lines).for_each(|_| ahead.fetch::<V>());
-                for (acc, apart) in acc.iter_mut().zip(&apart) {
+                for (acc, apart) in acc.iter_mut().zip(apart.iter()) {
                     for step in 0..PAIR / LANES {
                         let weights = apart.sixteen::<V, B>(at / LANES + step);
                         *acc = V::load(x.as_ptr().add(start + at + LANES * step)).fma(weights, *acc);

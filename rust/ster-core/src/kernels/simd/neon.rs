@@ -89,12 +89,7 @@ impl Lanes for V {
     #[inline(always)]
     unsafe fn mul(self, by: Self) -> Self {
         unsafe {
-            V([
-                vmulq_f32(self.0[0], by.0[0]),
-                vmulq_f32(self.0[1], by.0[1]),
-                vmulq_f32(self.0[2], by.0[2]),
-                vmulq_f32(self.0[3], by.0[3]),
-            ])
+            V([vmulq_f32(self.0[0], by.0[0]), vmulq_f32(self.0[1], by.0[1]), vmulq_f32(self.0[2], by.0[2]), vmulq_f32(self.0[3], by.0[3])])
         }
     }
     #[inline(always)]
