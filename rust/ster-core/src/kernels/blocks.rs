@@ -69,9 +69,10 @@ fn widen<V: Lanes, B: Blocked>(w: Weights<'_>, row: usize, span: Range<usize>, o
     unsafe {
         for start in (0..span.len()).step_by(SPAN) {
             let numbers = SPAN.min(span.len() - start);
-            B::open::<V>(w.row_ptr(row).add((span.start + start) / B::NUMBERS * B::BYTES), numbers, &mut apart);
+            let from = w.row_ptr(row).add((span.start + start) / B::NUMBERS * B::BYTES);
+            B::open::<V>(from, numbers, &mut apart);
             for at in (0..numbers).step_by(LANES) {
-                apart.sixteen::<V, B>(at / LANES).store(out.as_mut_ptr().add(start + at));
+                apart.sixteen::<V, B>(from, at / LANES).store(out.as_mut_ptr().add(start + at));
             }
         }
     }
@@ -114,17 +115,17 @@ fn sum_blocks<V: Lanes, B: Blocked, const COLS: usize>(
     // stays in the row. The instruction set is on, as `Lanes` asks.
     unsafe {
         let mut acc = [V::zero(); COLS];
-        let w_row = w.row_ptr(column);
         for start in (0..w.cols).step_by(SPAN) {
             let numbers = SPAN.min(w.cols - start);
-            for (j, apart) in apart.iter_mut().enumerate() {
-                B::open::<V>(w_row.add(j * w.row_bytes() + start / B::NUMBERS * B::BYTES), numbers, apart);
+            let from: [*const u8; COLS] = std::array::from_fn(|j| w.row_ptr(column + j).wrapping_add(start / B::NUMBERS * B::BYTES));
+            for (apart, from) in apart.iter_mut().zip(from) {
+                B::open::<V>(from, numbers, apart);
             }
             for at in (0..numbers).step_by(PAIR) {
                 (0..lines).for_each(|_| ahead.fetch::<V>());
-                for (acc, apart) in acc.iter_mut().zip(apart.iter()) {
+                for ((acc, apart), from) in acc.iter_mut().zip(apart.iter()).zip(from) {
                     for step in 0..PAIR / LANES {
-                        let weights = apart.sixteen::<V, B>(at / LANES + step);
+                        let weights = apart.sixteen::<V, B>(from, at / LANES + step);
                         *acc = V::load(x.as_ptr().add(start + at + LANES * step)).fma(weights, *acc);
                     }
                 }

@@ -51,6 +51,13 @@ pub(crate) trait Blocked {
     /// # Safety
     /// As [`Lanes`], and the blocks are readable.
     unsafe fn open<V: Lanes>(from: *const u8, numbers: usize, into: &mut Apart);
+
+    /// Where numbers `16 n..16 n + 16` of the blocks at `from` are, once these are taken apart.
+    #[inline(always)]
+    fn numbers(from: *const u8, apart: &Apart, n: usize) -> *const i8 {
+        let _ = from;
+        apart.numbers.as_ptr().wrapping_add(LANES * n)
+    }
 }
 
 /// Blocks taken apart: number i is `numbers[i] * scales[i / EACH]`, or `numbers[i] * scales[i / EACH] + minima[i / EACH]`.
@@ -68,16 +75,16 @@ pub(crate) struct Apart {
 impl Apart {
     pub(crate) const EMPTY: Apart = Apart { numbers: [0; SPAN], scales: [0.0; LANES], minima: [0.0; LANES] };
 
-    /// Numbers `16 n..16 n + 16`.
+    /// Numbers `16 n..16 n + 16` of the blocks at `from`, widened.
     ///
     /// # Safety
-    /// As [`Lanes`], and so many were taken apart.
+    /// As [`Lanes`], and these blocks, of so many numbers, were taken apart.
     #[inline(always)]
-    pub(crate) unsafe fn sixteen<V: Lanes, B: Blocked>(&self, n: usize) -> V {
+    pub(crate) unsafe fn sixteen<V: Lanes, B: Blocked>(&self, from: *const u8, n: usize) -> V {
         debug_assert!(LANES * n < SPAN);
         // SAFETY: the caller's; inside the arrays.
         unsafe {
-            let numbers = V::load_i8(self.numbers.as_ptr().add(LANES * n).cast());
+            let numbers = V::load_i8(B::numbers(from, self, n).cast());
             let scale = V::splat(*self.scales.get_unchecked(LANES * n / B::EACH));
             if B::MINIMA { numbers.fma(scale, V::splat(*self.minima.get_unchecked(LANES * n / B::EACH))) } else { numbers.mul(scale) }
         }
