@@ -69,9 +69,10 @@ fn widen<V: Lanes, B: Blocked>(w: Weights<'_>, row: usize, span: Range<usize>, o
     unsafe {
         for start in (0..span.len()).step_by(SPAN) {
             let numbers = SPAN.min(span.len() - start);
-            B::open::<V>(w.row_ptr(row).add((span.start + start) / B::NUMBERS * B::BYTES), numbers, &mut apart);
+            let from = w.row_ptr(row).add((span.start + start) / B::NUMBERS * B::BYTES);
+            B::open::<V>(from, numbers, &mut apart);
             for at in (0..numbers).step_by(LANES) {
-                apart.sixteen::<V, B>(at / LANES).store(out.as_mut_ptr().add(start + at));
+                apart.sixteen::<V, B>(from, at / LANES).store(out.as_mut_ptr().add(start + at));
             }
         }
     }
@@ -80,14 +81,15 @@ fn widen<V: Lanes, B: Blocked>(w: Weights<'_>, row: usize, span: Range<usize>, o
 /// One row with weights in blocks: [`ROWS_AT_ONCE`] of their rows at a time, so that chains of sums do not wait for each other.
 #[inline(always)]
 fn sum<V: Lanes, B: Blocked>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, mut out: Panel<'_>, then: Then) {
+    let mut apart = [const { Apart::EMPTY }; ROWS_AT_ONCE];
     let mut column = out.columns.start;
     while column + ROWS_AT_ONCE <= out.columns.end {
-        let sums = sum_blocks::<V, B, ROWS_AT_ONCE>(x, w, column);
+        let sums = sum_blocks::<V, B, ROWS_AT_ONCE>(x, w, column, &mut apart);
         put(&mut out, bias, then, 0, column, [sums]);
         column += ROWS_AT_ONCE;
     }
     while column < out.columns.end {
-        let sums = sum_blocks::<V, B, 1>(x, w, column);
+        let sums = sum_blocks::<V, B, 1>(x, w, column, &mut apart);
         put(&mut out, bias, then, 0, column, [sums]);
         column += 1;
     }
@@ -100,25 +102,30 @@ const PAIR: usize = 2 * LANES;
 
 /// The products of `x` and `COLS` rows of `w` from `column` on.
 #[inline(always)]
-fn sum_blocks<V: Lanes, B: Blocked, const COLS: usize>(x: &[f32], w: Weights<'_>, column: usize) -> [f32; COLS] {
+fn sum_blocks<V: Lanes, B: Blocked, const COLS: usize>(
+    x: &[f32],
+    w: Weights<'_>,
+    column: usize,
+    apart: &mut [Apart; ROWS_AT_ONCE],
+) -> [f32; COLS] {
     let mut ahead = Ahead::new(w, column + 2 * COLS, COLS, 1);
     let lines = (COLS * B::BYTES * PAIR / B::NUMBERS).div_ceil(Ahead::LINE);
-    let mut apart = [const { Apart::EMPTY }; COLS];
+    let apart = &mut apart[..COLS];
     // SAFETY: `by_dtype` checked that x holds `cols` numbers, which are whole blocks, and w rows `column..column + COLS`; every read
     // stays in the row. The instruction set is on, as `Lanes` asks.
     unsafe {
         let mut acc = [V::zero(); COLS];
-        let w_row = w.row_ptr(column);
         for start in (0..w.cols).step_by(SPAN) {
             let numbers = SPAN.min(w.cols - start);
-            for (j, apart) in apart.iter_mut().enumerate() {
-                B::open::<V>(w_row.add(j * w.row_bytes() + start / B::NUMBERS * B::BYTES), numbers, apart);
+            let from: [*const u8; COLS] = std::array::from_fn(|j| w.row_ptr(column + j).wrapping_add(start / B::NUMBERS * B::BYTES));
+            for (apart, from) in apart.iter_mut().zip(from) {
+                B::open::<V>(from, numbers, apart);
             }
             for at in (0..numbers).step_by(PAIR) {
                 (0..lines).for_each(|_| ahead.fetch::<V>());
-                for (acc, apart) in acc.iter_mut().zip(&apart) {
+                for ((acc, apart), from) in acc.iter_mut().zip(apart.iter()).zip(from) {
                     for step in 0..PAIR / LANES {
-                        let weights = apart.sixteen::<V, B>(at / LANES + step);
+                        let weights = apart.sixteen::<V, B>(from, at / LANES + step);
                         *acc = V::load(x.as_ptr().add(start + at + LANES * step)).fma(weights, *acc);
                     }
                 }

@@ -92,7 +92,6 @@ blocked!(Q4_0, 18, minima: false, open_q4_0);
 blocked!(Q4_1, 20, minima: true, open_q4_1);
 blocked!(Q5_0, 22, minima: false, open_q5_0);
 blocked!(Q5_1, 24, minima: true, open_q5_1);
-blocked!(Q8_0, 34, minima: false, open_q8_0);
 
 /// # Safety
 /// As [`Lanes`], and so many blocks are readable.
@@ -170,9 +169,20 @@ fn open_fives(bytes: &[u8; 20], offset: i8, out: &mut [i8; 32]) {
     }
 }
 
-#[inline(always)]
-fn open_q8_0<V: Lanes>(block: &[u8; 34], out: &mut [i8; 32]) {
-    for j in 0..32 {
-        out[j] = block[2 + j] as i8;
+/// Its numbers need no taking apart.
+impl Blocked for Q8_0 {
+    const NUMBERS: usize = 32;
+    const BYTES: usize = 34;
+    const EACH: usize = 32;
+    const MINIMA: bool = false;
+
+    #[inline(always)]
+    unsafe fn open<V: Lanes>(from: *const u8, numbers: usize, into: &mut Apart) {
+        // SAFETY: the caller's.
+        unsafe { open::<V, 34, false>(from, numbers / 32, into, |_, _| ()) }
+    }
+    #[inline(always)]
+    fn numbers(from: *const u8, _: &Apart, n: usize) -> *const i8 {
+        from.wrapping_add(34 * (n / 2) + 2 + 16 * (n % 2)).cast()
     }
 }
