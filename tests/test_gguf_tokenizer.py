@@ -514,7 +514,7 @@ def test_a_tokenizer_json_in_the_file_is_taken_as_it_is() -> None:
         ({"scores": [0.0]}, "tokenizer.ggml.scores must have one entry a token, found 1 for 258 tokens"),
         ({"scores": [float("nan")] * 258}, "tokenizer.ggml.scores has no number for token 0: nan"),
         ({"bos_token_id": 258}, "tokenizer.ggml.bos_token_id is 258, the vocabulary has tokens 0..257"),
-        ({"eos_token_id": -1}, "tokenizer.ggml.eos_token_id is -1, the vocabulary has tokens 0..257"),
+        ({"eos_token_id": -2}, "tokenizer.ggml.eos_token_id is -2, the vocabulary has tokens 0..257"),
         ({"unknown_token_id": 1.5}, "tokenizer.ggml.unknown_token_id must be an integer, found 1.5"),
         ({"bos_token_id": True}, "tokenizer.ggml.bos_token_id must be an integer, found True"),
         ({"add_bos_token": 1}, "tokenizer.ggml.add_bos_token must be true or false, found 1"),

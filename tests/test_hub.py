@@ -341,7 +341,10 @@ def test_a_hub_that_is_down_is_made_up_for(server: FakeHub, cache: Path, toy: di
     server.add("org/toy", toy)
     what = "has had too many requests" if status == 429 else "is out of order"
     server.status, server.headers = {"/api/models": status}, {"Retry-After": "1"}
-    assert refused() == (f"failed to look up org/toy: {server.endpoint} {what} (status {status})", "run it again later")
+    assert refused() == (
+        f"failed to look up org/toy: {server.endpoint} {what} (status {status})",
+        f"there is no folder org/toy here, and nothing complete of it in {cache}",
+    )
     server.status = {}
     ster.load("org/toy")
     server.status = {"/": status}
@@ -662,3 +665,17 @@ def test_the_library_is_not_imported_without_need(toy_dir: Path) -> None:
     code += f"ster.load({str(toy_dir)!r})\nassert 'huggingface_hub' not in sys.modules"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_damaged_cache_is_a_refusal(server: FakeHub, cache: Path, monkeypatch: pytest.MonkeyPatch, offline: bool) -> None:
+    refs = cache / "models--org--toy" / "refs"
+    refs.mkdir(parents=True)
+    (refs.parent / "snapshots").mkdir()
+    (refs / "main").write_bytes(b"\xff\xfe")
+    if offline:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    else:
+        server.status = {"/api/models": 503}
+    message, hint = refused()
+    assert message.startswith(f"failed to read {refs.parent}: ") and hint == "the cache is damaged; remove this folder of it"

@@ -136,6 +136,19 @@ def test_the_engine_refuses_to_go_on_from_keys_of_the_other_regime(longrope: ste
     assert cache.length == SWITCH
 
 
+def test_a_fork_of_a_longer_sequence_keeps_its_regime(longrope: ster.Model) -> None:
+    engine = longrope.engine
+    run = lambda ids, cache: engine.forward([_native.Sequence(np.array(ids, np.uint32), cache=cache, layers=[3], rows="all")])[0]  # noqa: E731
+    cache = engine.cache()
+    run(TEXT[: SWITCH + 9], cache)
+    with pytest.raises(CacheError, match=f"rotated for sequences of more than {SWITCH} tokens; a shorter one must run from its start"):
+        run(TEXT[30:35], cache.fork(30))
+    found = run(TEXT[30 : SWITCH + 9], cache.fork(30)).residual
+    whole = run(TEXT[: SWITCH + 9], engine.cache()).residual
+    assert found is not None and whole is not None and found.tobytes() == whole[:, 30:].tobytes()
+    assert run(TEXT[:5], cache.fork(0)).residual is not None  # nothing held, nothing kept
+
+
 def test_the_server_grows_beyond_the_original_context_too(longrope: ster.Model) -> None:
     works = [
         Work(tuple(TEXT[:n]), 8, layers=(0, 3), prompt_logprobs=scores) for n in (SWITCH - 3, SWITCH, SWITCH + 5) for scores in (None, 2)

@@ -150,6 +150,22 @@ def test_a_precision_rounds_every_weight_as_if_it_had_been_stored_so(
     assert found.logits is not None and stored.logits is not None and found.logits.tobytes() == stored.logits.tobytes()
 
 
+def test_rounding_says_how_far_it_is_and_can_be_ended(toy_dir: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    ster.load(toy_dir, precision="bf16", progress=lambda done, total: seen.append((done, total)))
+    assert len(seen) == 2 + 4 * 7 and seen == sorted(seen) and len({total for _, total in seen}) == 1
+    assert 0.98 * seen[-1][1] < seen[-1][0] <= seen[-1][1]  # norms are not counted
+
+    def stop(done: int, total: int) -> None:
+        seen.append((done, total))
+        raise KeyboardInterrupt
+
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        ster.load(toy_dir, precision="bf16", progress=stop)
+    assert len(seen) == 1
+
+
 def test_a_weight_too_large_for_f16_is_refused_by_name(toy_copy: Path) -> None:
     for name, place in (("model.layers.1.mlp.up_proj.weight", (0, 1)), ("model.norm.weight", (5,))):
         weights = tensors()

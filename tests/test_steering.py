@@ -185,7 +185,7 @@ def test_an_artifact_is_checked_against_the_model(toy_model: ster.Model, toy_cop
     weights.write_bytes(data)
     with pytest.raises(ArtifactError, match='^artifact was trained for model "toy-llama", current model is "toy-llama"$') as refusal:
         ster.load(renamed).check_artifact(trained)
-    assert refusal.value.hint == "the weights differ"
+    assert str(refusal.value.hint).startswith("the weights differ; `ster vector convert FILE OUT --any-model`")
 
 
 def test_another_template_or_precision_warns(toy_model: ster.Model, artifact: ster.SteeringArtifact) -> None:
@@ -231,9 +231,30 @@ def test_a_run_refuses_vectors_of_another_model(toy_model: ster.Model, toy_copy:
         for call in (other.generate, other.stream, lambda prompt, plan: other.trace(prompt, steering=plan)):
             with pytest.raises(ArtifactError, match='^artifact was trained for model "toy-llama", current model is "copy"$') as refusal:
                 call(PROMPT, plan)  # type: ignore[arg-type]
-            assert refusal.value.hint == "the weights differ"
+            assert str(refusal.value.hint).startswith("the weights differ; `ster vector convert FILE OUT --any-model`")
         toy_model.trace(PROMPT, steering=plan)  # type: ignore[arg-type]
     other.trace(PROMPT, steering=ster.steer(trained.vector(1), 1))  # an array belongs to nobody
+
+
+def test_an_unbound_copy_goes_with_any_model_of_its_width(toy_model: ster.Model, toy_copy: Path, calm_pairs: Path) -> None:
+    trained = ster.train(toy_model, ster.PairSet.load(calm_pairs), "1..3")
+    other = other_weights(toy_copy)
+    with pytest.warns(ster.SterWarning, match="^the artifact does not say which model it was trained for$"):
+        found = other.trace(PROMPT, steering=trained.unbound())
+    steering = [ster.steer(trained.vector(layer), layer) for layer in (1, 2)]
+    assert found.residual.tobytes() == other.trace(PROMPT, steering=steering).residual.tobytes()
+    assert trained.unbound().metadata["pairs_hash"] == trained.metadata["pairs_hash"] and "weights_hash" not in trained.unbound().metadata
+
+
+def test_norms_kept_in_f32_are_no_other_precision(toy_model: ster.Model, calm_pairs: Path) -> None:
+    from dataclasses import replace
+
+    trained = ster.train(toy_model, ster.PairSet.load(calm_pairs), "1..3")
+    check = lambda artifact, precision: artifact.check_model(  # noqa: E731
+        "toy", 64, 4, weights_hash=toy_model.weights_hash, precision=precision
+    )
+    assert check(replace(trained, precision="bf16"), "bf16+f32") == check(replace(trained, precision="f32+q4_k"), "q4_k") == []
+    assert check(replace(trained, precision="bf16"), "f32") == ["the artifact was trained at precision bf16, the model runs at f32"]
 
 
 def test_sums_and_multiples_keep_their_artifacts(artifact: ster.SteeringArtifact) -> None:

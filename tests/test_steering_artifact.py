@@ -182,7 +182,7 @@ def test_the_model_is_known_by_its_weights_then_by_its_name():
         assert str(caught.value) == 'artifact was trained for model "toy-llama", current model is "other"'
     with pytest.raises(ArtifactError, match='current model is "toy-llama"') as caught:
         hashed.check_model("toy-llama", 2, 3, weights_hash="bb")
-    assert caught.value.hint == "the weights differ"
+    assert str(caught.value.hint).startswith("the weights differ; `ster vector convert FILE OUT --any-model`")
     assert make(model="").check_model("any", 2, 3) == ["the artifact does not say which model it was trained for"]
 
 

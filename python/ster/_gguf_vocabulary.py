@@ -132,6 +132,8 @@ def read_vocabulary(metadata: Metadata, bos: int | None = None, eos: int | None 
             return default if default is not None and default < len(tokens) else None
         if 0 <= value < len(tokens):
             return value
+        if value in (-1, 0xFFFF_FFFF):  # LLAMA_TOKEN_NULL: there is none
+            return None
         message = f"{PREFIX}{key} is {value}, the vocabulary has tokens 0..{len(tokens) - 1}"
         if key == "padding_token_id":  # nothing here pads, and files name the row that a larger embedding would have had
             warnings.warn(f"{message}: there is no pad token", SterWarning, stacklevel=2)

@@ -1,5 +1,6 @@
 """The Rust engine as Python sees it. `ster.Model` is the friendly face; this is the whole of what crosses the border."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Literal, final
 
@@ -107,13 +108,21 @@ class Engine:
     read.
 
     round: round all weights to this first; those that are not stored so are read after all, and held in memory.
+    progress: called with the bytes rounded so far and in all.
 
     Raises:
         CheckpointError: a file or tensor that is missing, truncated or not what the config says.
         ConfigError: a field of config.json that is missing, contradictory or not supported.
     """
 
-    def __new__(cls, path: str, *, threads: int | None = None, round: Literal["f16", "bf16"] | None = None) -> Self: ...
+    def __new__(
+        cls,
+        path: str,
+        *,
+        threads: int | None = None,
+        round: Literal["f16", "bf16"] | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Self: ...
     @property
     def layer_count(self) -> int: ...
     @property

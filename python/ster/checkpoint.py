@@ -113,7 +113,12 @@ def find_checkpoint(model: str | os.PathLike[str], revision: str | None = None, 
         real = path.resolve(strict=True)
     except FileNotFoundError:
         if path.suffix.lower() == ".gguf":
-            raise CheckpointError(f"model file is missing: {path}") from None
+            hint = "GGUF files are read from here alone; `hf download ORG/NAME FILE` brings one from the Hub"
+            raise CheckpointError(f"model file is missing: {path}", hint) from None
+        if isinstance(model, str) and hub.is_id(model.rstrip("/")):
+            raise CheckpointError(
+                f"model directory is missing: {model}", "a model of the Hugging Face Hub is named without a slash at the end"
+            ) from None
         hint = "name the folder of a model, a GGUF file, or a model of the Hugging Face Hub as ORG/NAME"
         raise CheckpointError(f"model directory is missing: {path}", hint) from None
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL in the path

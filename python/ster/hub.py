@@ -118,9 +118,13 @@ def _check_extra() -> None:
     hint = "run `pip install '.[hub]'` in Ster's folder (the distribution is called ster-lm, and it is not on PyPI)"
     oldest = ".".join(map(str, OLDEST))
     try:
+        from huggingface_hub import HfApi  # noqa: F401 (reads the environment)
         from huggingface_hub import __version__ as found
     except ImportError as error:
         raise InputError(f"models of the Hub need the extra `hub`: huggingface_hub cannot be imported: {error}", hint) from None
+    except Exception as error:
+        message = f"huggingface_hub cannot be imported: {_line(error)}"
+        raise InputError(message, "one of the variables HF_* in the environment does not have a value it understands") from None
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
         raise InputError(f"models of the Hub need the extra `hub`: expected huggingface_hub {oldest} or later, found {found}", hint)
@@ -141,10 +145,19 @@ def _check_revision(revision: str) -> None:
 
 
 def _look_up(model: str, revision: str, file: str) -> object:
-    """A path; huggingface_hub's mark for a file that the commit is known not to have; or None."""
+    """A path; huggingface_hub's mark for a file that the commit is known not to have; or None.
+
+    Raises:
+        CheckpointError: the cache is damaged.
+    """
     from huggingface_hub import try_to_load_from_cache
 
-    return try_to_load_from_cache(model, file, revision=revision)
+    try:
+        return try_to_load_from_cache(model, file, revision=revision)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"failed to read {_folder(model)}: {_line(error)}", "the cache is damaged; remove this folder of it"
+        ) from None
 
 
 def _cached(model: str, revision: str, file: str) -> str | None:
@@ -205,7 +218,7 @@ def _remember(model: str, commit: str, revision: str, absent: list[str]) -> None
 
     A cache that cannot be written, as one that many share, is as good without.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         if revision != commit:
             ref = _folder(model) / "refs" / revision
             if not ref.is_file() or ref.read_text() != commit:
@@ -451,7 +464,9 @@ def _refusal(error: BaseException, model: str, revision: str | None, doing: str)
         hint = "see what your token is allowed to do"
         return CheckpointError(f"{constants.ENDPOINT} refuses to let you read {model}: {_last(error)}", hint)
     if _will_pass(error):
-        hint = "files that are complete stay in the cache; run it again to go on" if doing != LOOK_UP else "run it again later"
+        hint = "files that are complete stay in the cache; run it again to go on"
+        if doing == LOOK_UP:
+            hint = f"there is no folder {model} here, and nothing complete of it in {constants.HF_HUB_CACHE}"
         return CheckpointError(f"failed to {doing} {model}: {_trouble(error)}", hint)
     if isinstance(error, OSError) and error.errno is not None:
         return CheckpointError(f"failed to {doing} {model}: {constants.HF_HUB_CACHE} cannot be written: {reason(error)}", _ELSEWHERE)

@@ -26,7 +26,7 @@ from ster.fingerprint import tokenizer_hash, weights_hash
 from ster.generation import Generation, Settings, Step, collect, stop_strings, stream
 from ster.layers import Layers, parse_layers
 from ster.pairs import Side
-from ster.progress import Progress
+from ster.progress import Progress, reporter
 from ster.prompts import at, check_prompt, check_prompts, kind, name_of
 from ster.steering import Steering as Plan
 from ster.steering_artifact import PAIRS_HASH, TOKENIZER_HASH, WEIGHTS_HASH, SteeringArtifact
@@ -79,7 +79,11 @@ def load(
     _choice("chat template mode", chat_template, ("auto", "off"))
     count = None if threads is None else _thread_count(threads)
     checkpoint = find_checkpoint(model, revision, progress)
-    engine = _native.Engine(str(checkpoint.path), threads=count, round=precision if precision in ("bf16", "f16") else None)
+    if precision in ("bf16", "f16"):
+        with reporter(progress, f"round weights to {precision}", unit="bytes") as report:
+            engine = _native.Engine(str(checkpoint.path), threads=count, round=precision, progress=report)
+    else:
+        engine = _native.Engine(str(checkpoint.path), threads=count)
     for warning in engine.warnings:
         warnings.warn(warning, SterWarning, stacklevel=2)
     template = find_chat_template(checkpoint)

@@ -41,6 +41,8 @@ STER_VERSION = "ster_version"
 TOKEN_RULE = "token_rule"
 RESIDUAL_NORM = "residual_norm"  # .<layer>: mean length of the training rows there
 
+UNBOUND_HINT = "`ster vector convert FILE OUT --any-model` (in Python artifact.unbound()) makes a copy that any model of its width takes"
+
 REQUIRED = ("schema_version", "product", "model", "model_revision", "trait_name", "method", "hidden_size", "vectors")
 OPTIONAL = ("metadata", "precision", "chat_template")
 
@@ -267,6 +269,12 @@ class SteeringArtifact:
         """A copy with entries added or replaced."""
         return replace(self, metadata={**self.metadata, **entries})
 
+    def unbound(self) -> SteeringArtifact:
+        """The same vectors without the model they were trained for: any model of this width takes them, with a warning. For another
+        quantisation of that model, say; that they mean the same there is for `ster.evaluate` to show."""
+        rest = {key: value for key, value in self.metadata.items() if key not in (WEIGHTS_HASH, TOKENIZER_HASH)}
+        return replace(self, model="", model_revision=None, precision=None, metadata=rest)
+
     def check_model(
         self,
         name: str,
@@ -293,11 +301,11 @@ class SteeringArtifact:
         refusal = f'artifact was trained for model "{self.model}", current model is "{name}"'
         if known and weights_hash:
             if known != weights_hash:
-                raise ArtifactError(refusal, "the weights differ")
+                raise ArtifactError(refusal, f"the weights differ; {UNBOUND_HINT}")
         elif not self.model:
             warnings.append("the artifact does not say which model it was trained for")
         elif self.model != name:
-            raise ArtifactError(refusal)
+            raise ArtifactError(refusal, UNBOUND_HINT)
         elif self.model_revision and model_revision and self.model_revision != model_revision:
             warnings.append(f"the artifact was trained at revision {self.model_revision}, the model is at {model_revision}")
         if self.hidden_size != hidden_size:
@@ -306,7 +314,9 @@ class SteeringArtifact:
             raise LayerError(f"layer {self.layers[-1]} is outside the model's 0..{layer_count - 1} range")
         if tokenizer_hash and self.metadata.get(TOKENIZER_HASH, tokenizer_hash) != tokenizer_hash:
             warnings.append("the model's tokenizer is not the one the artifact was trained with")
-        if precision and self.precision and precision != self.precision:
+        # Where the weights are the same, norms kept in f32 beside the others, as in GGUF files, make no difference.
+        same = bool(known) and known == weights_hash and _narrow(precision) == _narrow(self.precision)
+        if precision and self.precision and precision != self.precision and not same:
             warnings.append(f"the artifact was trained at precision {self.precision}, the model runs at {precision}")
         if chat_template and self.chat_template and chat_template != self.chat_template:
             warnings.append(f"the artifact was trained with chat template {self.chat_template}, the model runs with {chat_template}")
@@ -328,6 +338,12 @@ class SteeringArtifact:
                 }
             )
         return {**self.header(), "vectors": rows}
+
+
+def _narrow(precision: str | None) -> str:
+    """Without the f32 of norms: `bf16` for `bf16+f32`."""
+    kept = [part for part in (precision or "").split("+") if part != "f32"]
+    return "+".join(kept) or "f32"
 
 
 @dataclass(frozen=True)

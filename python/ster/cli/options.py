@@ -31,7 +31,7 @@ ModelOption = Annotated[
         "-m",
         metavar="MODEL",
         envvar="STER_MODEL",
-        help="Folder with config.json, tokenizer.json and *.safetensors, or ORG/NAME on the Hugging Face Hub.",
+        help="Folder with config.json and *.safetensors, a GGUF file, or ORG/NAME on the Hugging Face Hub.",
     ),
 ]
 RevisionOption = Annotated[

@@ -30,6 +30,9 @@ def convert(
     model_name: Annotated[
         str | None, typer.Option("--model-name", metavar="NAME", help="Model the vectors belong to, for files that do not say.")
     ] = None,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="Leave out which model they belong to: any of this width takes them, with a warning.")
+    ] = False,
     scale: Annotated[float, typer.Option("--scale", metavar="X", help="For vllm-lens, whose files carry a strength.")] = 1.0,
 ) -> None:
     """Convert a vector file: steering artifact (json), llama.cpp and repeng control vector (gguf), safetensors, npz, vllm-lens.
@@ -42,7 +45,11 @@ def convert(
     from ster.errors import InputError, LayerError
     from ster.layers import parse_layers
 
+    if any_model and model_name is not None:
+        raise InputError("`--model-name` and `--any-model` contradict each other")
     artifact = interchange.load(vector, format=source.value if source else None, model=model_name)
+    if any_model:
+        artifact = artifact.unbound()
     if layers is not None:
         artifact = artifact.only(parse_layers(layers, artifact.layers[-1] + 1))
     chosen = format.value if format else interchange.SUFFIXES.get(Path(output).suffix.lower())

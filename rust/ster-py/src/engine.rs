@@ -19,16 +19,33 @@ pub struct Engine(SteeringLlama);
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (path, *, threads = None, round = None))]
-    fn new(py: Python<'_>, path: PathBuf, threads: Option<usize>, round: Option<&str>) -> PyResult<Self> {
+    #[pyo3(signature = (path, *, threads = None, round = None, progress = None))]
+    fn new(py: Python<'_>, path: PathBuf, threads: Option<usize>, round: Option<&str>, progress: Option<Py<PyAny>>) -> PyResult<Self> {
         let round = match round {
             None => None,
             Some("f16") => Some(Dtype::F16),
             Some("bf16") => Some(Dtype::BF16),
             Some(other) => return Err(PyValueError::new_err(format!("weights are rounded to f16 or bf16, not `{other}`"))),
         };
-        let load = || SteeringLlama::load_rounded(&path, threads, Isa::choose()?, round);
-        py.detach(load).map(Engine).map_err(to_python)
+        py.detach(|| {
+            // What Python's own Ctrl-C handler or `progress` raised, if that is what stopped the rounding.
+            let raised = RefCell::new(None);
+            let interrupt = || {
+                raised.borrow().is_some() || Python::attach(|py| py.check_signals().map_err(|error| raised.replace(Some(error))).is_err())
+            };
+            let report = |done: u64, total: u64| {
+                if let Some(progress) = &progress
+                    && let Err(error) = Python::attach(|py| progress.call1(py, (done, total)).map(drop))
+                {
+                    raised.replace(Some(error));
+                }
+            };
+            let loaded = Isa::choose().and_then(|isa| SteeringLlama::load_rounded(&path, threads, isa, round, &interrupt, &report));
+            match (loaded, raised.take()) {
+                (_, Some(raised)) => Err(raised),
+                (loaded, None) => loaded.map(Engine).map_err(to_python),
+            }
+        })
     }
 
     #[getter]

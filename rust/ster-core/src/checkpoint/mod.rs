@@ -19,11 +19,14 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use memmap2::Mmap;
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::pool::Interrupt;
 use crate::tensor::{Dtype, Weights};
 pub use source::{Form, Source};
 
@@ -187,6 +190,11 @@ impl Checkpoint {
         self.tensors.get(name)
     }
 
+    /// Bytes of all tensors, as stored.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.values().map(|info| info.bytes.len() as u64).sum()
+    }
+
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -305,6 +313,14 @@ pub struct WeightMatrix {
     cols: usize,
 }
 
+/// Why a matrix was not rounded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Unrounded {
+    /// Finite, and too large for the dtype.
+    TooLarge(f32),
+    Interrupted,
+}
+
 #[derive(Clone)]
 enum Bytes {
     Mapped(Arc<Mmap>),
@@ -325,34 +341,47 @@ impl WeightMatrix {
         self.len
     }
 
-    /// Each number rounded to the nearest of `dtype`, F16 or BF16, ties to even; as it is where it is stored so. A number too large for F16
-    /// is given back instead.
-    pub fn rounded(&self, dtype: Dtype, threads: usize) -> std::result::Result<WeightMatrix, f32> {
+    /// Each number rounded to the nearest of `dtype`, F16 or BF16, ties to even; as it is where it is stored so. The pages of the file that
+    /// were read for it are given back. `interrupt` is asked by the calling thread while others work.
+    pub fn rounded(&self, dtype: Dtype, threads: usize, interrupt: Interrupt<'_>) -> std::result::Result<WeightMatrix, Unrounded> {
         if self.dtype == dtype {
             return Ok(self.clone());
         }
-        let (view, row) = (self.view(), 2 * self.cols);
+        let (view, row, stopped) = (self.view(), 2 * self.cols, AtomicBool::new(false));
         let mut bytes = vec![0; self.rows * row];
         let rows = self.rows.div_ceil(threads).max(1);
+        let round = |first: usize, bytes: &mut [u8]| {
+            let mut wide = vec![0.0; view.cols];
+            for (n, out) in bytes.chunks_exact_mut(row).enumerate() {
+                if stopped.load(Ordering::Relaxed) {
+                    return Err(Unrounded::Interrupted);
+                }
+                view.widen_row(first + n, &mut wide);
+                for (out, &value) in out.chunks_exact_mut(2).zip(&wide) {
+                    out.copy_from_slice(&dtype.round(value).map_err(Unrounded::TooLarge)?);
+                }
+            }
+            Ok(())
+        };
         std::thread::scope(|scope| {
             let parts: Vec<_> = bytes
                 .chunks_mut((rows * row).max(1))
                 .enumerate()
-                .map(|(part, bytes)| {
-                    scope.spawn(move || {
-                        let mut wide = vec![0.0; view.cols];
-                        for (n, out) in bytes.chunks_exact_mut(row).enumerate() {
-                            view.widen_row(part * rows + n, &mut wide);
-                            for (out, &value) in out.chunks_exact_mut(2).zip(&wide) {
-                                out.copy_from_slice(&dtype.round(value)?);
-                            }
-                        }
-                        Ok::<(), f32>(())
-                    })
-                })
+                .map(|(part, bytes)| scope.spawn(move || round(part * rows, bytes)))
                 .collect();
+            while parts.iter().any(|part| !part.is_finished()) {
+                std::thread::sleep(Duration::from_millis(1));
+                if interrupt() {
+                    stopped.store(true, Ordering::Relaxed);
+                }
+            }
             parts.into_iter().try_for_each(|part| part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })?;
+        #[cfg(unix)]
+        if let Bytes::Mapped(map) = &self.bytes {
+            // SAFETY: the map is of a file and read-only: what is read there again comes from the file again.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.offset, self.len) };
+        }
         let len = bytes.len();
         Ok(WeightMatrix { bytes: Bytes::Rounded(Arc::new(bytes)), offset: 0, len, dtype, ..*self })
     }

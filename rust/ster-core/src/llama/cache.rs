@@ -81,6 +81,8 @@ pub struct KvCache {
     len: usize,
     /// Layers that hold keys; fewer than all after a pass that stopped early.
     depth: usize,
+    /// By which lengths its keys were rotated, where that matters: see [`Rope::regime`](super::rope::Rope::regime).
+    regime: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -92,7 +94,7 @@ struct Store {
 
 impl KvCache {
     pub(crate) fn new(layout: Arc<Layout>, engine: u64) -> Self {
-        KvCache { engine, stores: Default::default(), len: 0, depth: layout.layers(), layout }
+        KvCache { engine, stores: Default::default(), len: 0, depth: layout.layers(), regime: 0, layout }
     }
 
     /// Positions held.
@@ -169,8 +171,14 @@ impl KvCache {
         })
     }
 
-    /// The pass succeeded: `more` positions are there, in the first `depth` layers.
-    pub(crate) fn commit(&mut self, more: usize, depth: usize) {
+    /// By which lengths its keys were rotated; `None` when it has none.
+    pub(crate) fn regime(&self) -> Option<usize> {
+        (self.len > 0).then_some(self.regime)
+    }
+
+    /// The pass succeeded: `more` positions are there, in the first `depth` layers, rotated by the frequencies of `regime`.
+    pub(crate) fn commit(&mut self, more: usize, depth: usize, regime: usize) {
+        self.regime = regime;
         self.len += more;
         self.depth = depth.min(if self.len == more { depth } else { self.depth });
         for (number, store) in self.stores.iter_mut().enumerate() {

@@ -16,7 +16,7 @@ use super::config::LlamaConfig;
 use super::families::QkNorm;
 use super::pass::{Pass, Workspace};
 use super::rope::RopeScaling;
-use super::weights::LlamaWeights;
+use super::weights::{LlamaWeights, Rounding};
 use crate::batch::{LogitRows, Output, Sequence};
 use crate::checkpoint::{Form, Source};
 use crate::error::{Error, Result};
@@ -102,11 +102,19 @@ impl SteeringLlama {
     }
 
     pub fn load_with(path: &Path, threads: Option<usize>, isa: Isa) -> Result<Self> {
-        Self::load_rounded(path, threads, isa, None)
+        Self::load_rounded(path, threads, isa, None, &|| false, &|_, _| {})
     }
 
-    /// The same with all weights rounded to F16 or BF16 first. Those that are not stored so are then held in memory.
-    pub fn load_rounded(path: &Path, threads: Option<usize>, isa: Isa, round: Option<Dtype>) -> Result<Self> {
+    /// The same with all weights rounded to F16 or BF16 first. Those that are not stored so are then held in memory. `interrupt` is asked
+    /// while they are; `report` is told how many bytes are done, and of how many.
+    pub fn load_rounded(
+        path: &Path,
+        threads: Option<usize>,
+        isa: Isa,
+        round: Option<Dtype>,
+        interrupt: Interrupt<'_>,
+        report: &dyn Fn(u64, u64),
+    ) -> Result<Self> {
         let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(1024)));
         if !(1..=1024).contains(&threads) {
             return Err(Error::Threads { found: threads });
@@ -118,7 +126,7 @@ impl SteeringLlama {
             let problem = format!("has interleaved heads, which a {} model does not have", config.family.name);
             return Err(Error::File { path: path.into(), problem });
         }
-        let weights = LlamaWeights::rounded(&source.checkpoint, &config, form, round, threads)?;
+        let weights = LlamaWeights::rounded(&source.checkpoint, &config, form, &Rounding { to: round, threads, interrupt, report })?;
         let layout = Arc::new(Layout::new(&config)); // now that every layer's tensors are there
         let warnings = weights.warnings.clone();
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
@@ -187,7 +195,8 @@ impl SteeringLlama {
         for (sequence, depth) in sequences.iter_mut().zip(depths) {
             let more = sequence.tokens.len();
             if let Some(cache) = &mut sequence.cache {
-                if result.is_ok() { cache.commit(more, depth) } else { cache.roll_back() }
+                let regime = self.config.rope.regime(self.config.context, cache.len() + more);
+                if result.is_ok() { cache.commit(more, depth, regime) } else { cache.roll_back() }
             }
         }
         result
@@ -228,11 +237,11 @@ impl SteeringLlama {
         if let Some(cache) = sequence.cache.as_deref().or(sequence.prefix) {
             cache.check(self.id, depth)?;
         }
-        if let Some(last) = self.switches_after()
-            && (1..=last).contains(&past)
-            && past + tokens.len() > last
+        if let (Some(last), Some(cache)) = (self.switches_after(), sequence.cache.as_deref().or(sequence.prefix))
+            && cache.regime().is_some_and(|regime| regime != config.rope.regime(config.context, past + tokens.len()))
         {
-            let problem = format!("holds keys rotated for sequences of at most {last} tokens; a longer one must run from its start");
+            let (held, asked) = if past + tokens.len() > last { ("at most", "longer") } else { ("more than", "shorter") };
+            let problem = format!("holds keys rotated for sequences of {held} {last} tokens; a {asked} one must run from its start");
             return Err(Error::Cache { problem });
         }
         Ok(depth)

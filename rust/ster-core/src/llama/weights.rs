@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use super::config::LlamaConfig;
 use super::families::{Norms, QkNorm};
-use crate::checkpoint::{Checkpoint, Form, WeightMatrix};
+use crate::checkpoint::{Checkpoint, Form, Unrounded, WeightMatrix};
 use crate::error::{Error, Result};
+use crate::pool::Interrupt;
 use crate::tensor::{Dtype, Weights};
 
 /// `x @ weight.T + bias`.
@@ -67,18 +68,13 @@ pub struct LlamaWeights {
 impl LlamaWeights {
     /// Weights as they are stored. `rounded` has other ones.
     pub fn load(checkpoint: &Checkpoint, config: &LlamaConfig, form: Form) -> Result<LlamaWeights> {
-        LlamaWeights::rounded(checkpoint, config, form, None, 1)
+        LlamaWeights::rounded(checkpoint, config, form, &Rounding::NONE)
     }
 
     /// Weights rounded to F16 or BF16 first, all of them: those of the checkpoint that one would store so.
-    pub fn rounded(
-        checkpoint: &Checkpoint,
-        config: &LlamaConfig,
-        form: Form,
-        round: Option<Dtype>,
-        threads: usize,
-    ) -> Result<LlamaWeights> {
-        let mut reader = Reader { checkpoint, config, form, round, threads, used: BTreeSet::new(), dtypes: Vec::new(), bytes: 0 };
+    pub fn rounded(checkpoint: &Checkpoint, config: &LlamaConfig, form: Form, rounding: &Rounding<'_>) -> Result<LlamaWeights> {
+        let mut reader =
+            Reader { checkpoint, config, form, rounding, round: rounding.to, read: 0, used: BTreeSet::new(), dtypes: Vec::new(), bytes: 0 };
         let embed = reader.matrix("model.embed_tokens.weight".into(), config.vocab, config.hidden)?;
         // Not with_capacity: the number of layers is the config's word until their tensors are found.
         let mut blocks = Vec::new();
@@ -109,14 +105,30 @@ impl LlamaWeights {
     }
 }
 
+/// How weights are rounded while they are loaded.
+pub struct Rounding<'a> {
+    /// F16 or BF16. `None`: not at all.
+    pub to: Option<Dtype>,
+    pub threads: usize,
+    pub interrupt: Interrupt<'a>,
+    /// Told after each matrix: bytes done and in all, as stored.
+    pub report: &'a dyn Fn(u64, u64),
+}
+
+impl Rounding<'_> {
+    pub const NONE: Rounding<'static> = Rounding { to: None, threads: 1, interrupt: &|| false, report: &|_, _| {} };
+}
+
 /// Takes tensors from a checkpoint and remembers which.
 struct Reader<'a> {
     checkpoint: &'a Checkpoint,
     config: &'a LlamaConfig,
     form: Form,
+    rounding: &'a Rounding<'a>,
     /// Round to this first.
     round: Option<Dtype>,
-    threads: usize,
+    /// Bytes of the matrices that were looked at, as stored.
+    read: u64,
     used: BTreeSet<String>,
     dtypes: Vec<Dtype>,
     bytes: u64,
@@ -220,12 +232,19 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn rounded_matrix(&self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix> {
+    fn rounded_matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightMatrix> {
         let matrix = self.checkpoint.matrix(name, rows, cols)?;
-        match self.round {
-            Some(dtype) => matrix.rounded(dtype, self.threads).map_err(|value| self.too_large(name, dtype, value)),
-            None => Ok(matrix),
+        let Some(dtype) = self.round else { return Ok(matrix) };
+        if (self.rounding.interrupt)() {
+            return Err(Error::Interrupted);
         }
+        let rounded = matrix.rounded(dtype, self.rounding.threads, self.rounding.interrupt).map_err(|why| match why {
+            Unrounded::TooLarge(value) => self.too_large(name, dtype, value),
+            Unrounded::Interrupted => Error::Interrupted,
+        })?;
+        self.read += matrix.bytes() as u64;
+        (self.rounding.report)(self.read, self.checkpoint.bytes());
+        Ok(rounded)
     }
 
     fn too_large(&self, name: &str, dtype: Dtype, value: f32) -> Error {

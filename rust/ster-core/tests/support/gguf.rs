@@ -1,6 +1,4 @@
 //! GGUF files by hand, so that the tests do not lean on the reader under test.
-#![allow(dead_code)] // each test program uses its own part
-
 #![allow(dead_code)] // each test binary uses a part
 
 use std::collections::BTreeMap;

@@ -206,6 +206,9 @@ fn dictionary(top: &Fields, name: &str, layer_type: Option<&str>, head: &Head) -
             // Beside the dictionary it wins, as in transformers; Phi-3's class has one even when the config is silent.
             let outer = top.size("original_max_position_embeddings")?.or((family.name == "phi3").then_some(4096));
             let original_context = outer.or(fields.size("original_max_position_embeddings")?).unwrap_or(context);
+            if original_context < 2 {
+                return top.refuse("original_max_position_embeddings", "must be at least 2 for rope type `longrope`, found 1".into());
+            }
             let factor = fields.positive("factor")?.unwrap_or(context as f64 / original_context as f64);
             let given = fields.positive("attention_factor")?;
             let attention_factor = given.unwrap_or_else(|| longrope_attention_factor(factor, original_context));
