@@ -141,7 +141,9 @@ def test_refusals_with_the_model(generate: Run, vector: Path, tmp_path: Path) ->
     (tmp_path / "other.json").write_text(json.dumps(document))
     result = generate("--prompt", PROMPT, "--vector", "other.json")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == 'Error: artifact was trained for model "other", current model is "toy-llama"\n'
+    first, hint = result.stderr.splitlines()
+    assert first == 'Error: artifact was trained for model "other", current model is "toy-llama"'
+    assert hint.startswith("hint: `ster vector convert FILE OUT --any-model`")
     assert "the artifact has no vector for layer 3" in generate("--prompt", PROMPT, "--vector", vector, "--layers", "3").stderr
     wild = generate("--prompt", PROMPT, *(("--vector", vector, "--strength", "3e38") * 8))
     assert (wild.returncode, wild.stdout) == (1, "") and "Error: " in wild.stderr and "layer" in wild.stderr
