@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import uvicorn
@@ -117,7 +117,11 @@ class Process:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
+        with contextlib.suppress(ValueError):  # closed while a slow machine had yet to begin
+            self._read_lines(self.process.stderr)
+
+    def _read_lines(self, stderr: IO[str]) -> None:
+        for line in stderr:
             self.lines.append(line.rstrip("\n"))
             if line.startswith("curl "):
                 self.ready.set()

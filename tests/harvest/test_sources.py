@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ster.errors import FileError, InputError, SterError, SterWarning
@@ -146,6 +146,9 @@ values = st.recursive(st.none() | st.booleans() | st.floats(allow_nan=False) | s
 
 
 @settings(deadline=None)
+@example(prompts=["0"], other=2.4255020734331956e16, ascii=False, chunk=30)  # cut behind the e of e+16
+@example(prompts=["0"], other=2.4255020734331956e16, ascii=False, chunk=31)
+@example(prompts=["0"], other=12.5, ascii=False, chunk=13)
 @given(
     prompts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1),
     other=values,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -148,11 +149,11 @@ class _Window:
             except RecursionError:
                 raise ValueError("nested too deeply") from None
             value, end = found
-            if end == len(self.text):
-                if self.more():  # 12 may be the beginning of 123
-                    continue
-                end = len(self.text)
-            self.position = end
+            # 12 may be the beginning of 123, and of 12.5 and 12e+3, whose last parts are cut off here.
+            after = len(self.text) - end
+            if PARTLY.fullmatch(self.text, end) and self.more():
+                continue
+            self.position = len(self.text) - after  # `more` drops what was taken
             return value
 
     def error(self, message: str, position: int | None = None) -> ValueError:
@@ -166,3 +167,4 @@ class _Window:
 
 
 _DECODER = json.JSONDecoder()
+PARTLY = re.compile(r"|\.|[eE][+-]?")  # what may stand between a number and the end of a window
