@@ -248,7 +248,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
     temporaries: dict[Path, Path] = {}
     placed: list[Path] = []
     try:
-        _make_folder(folder)
+        make_folder(folder)
         for name, content in files.items():
             path = folder / name
             if not is_there(path):
@@ -283,7 +283,11 @@ def _write_new(path: Path, temporary: Path, content: bytes) -> None:
         raise FileError(f"failed to write {path}: {reason(error)}") from None
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """
+    Raises:
+        FileError: `failed to create <folder>: ...`.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

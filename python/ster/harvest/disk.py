@@ -42,21 +42,6 @@ def failed(path: Path, error: OSError) -> FileError:
     return FileError(f"failed to write {path}: {reason(error)}", hint)
 
 
-def make_folder(folder: Path) -> None:
-    """
-    Raises:
-        FileError: `failed to create <folder>: ...`.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise FileError(f"failed to create {folder}: a file of that name exists") from None
-    except OSError as error:
-        raise FileError(f"failed to create {folder}: {reason(error)}") from None
-    except ValueError as error:  # a NUL in the path
-        raise FileError(f"failed to create {folder}: {error}") from None
-
-
 def check_folder(folder: Path) -> None:
     """Find out without the model whether a harvest can be begun or continued in `folder`.
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ster._files import make_folder
 from ster._safetensors import safetensors_chunks
 from ster.capture import capture
 from ster.errors import FileError, InputError
@@ -135,7 +136,7 @@ def check_options(format: str, shard_size: int | None) -> None:
 def _folder(folder: Path) -> Iterator[None]:
     """Make the folder; what was refused before anything is in it leaves none behind."""
     made = [level for level in (folder, *folder.parents) if not os.path.lexists(level)]
-    disk.make_folder(folder)
+    make_folder(folder)
     try:
         yield
     except BaseException:
