@@ -28,6 +28,7 @@ from ster.layers import Layers, parse_layers
 from ster.pairs import Side
 from ster.progress import Progress, reporter
 from ster.prompts import at, check_prompt, check_prompts, kind, name_of
+from ster.readable import Keep
 from ster.steering import Steering as Plan
 from ster.steering_artifact import PAIRS_HASH, TOKENIZER_HASH, WEIGHTS_HASH, SteeringArtifact
 from ster.tokenizer import Tokenizer, named_tokens, warn_of_ignored_flags
@@ -414,7 +415,7 @@ class Model:
         source = Provenance(self.name, self.revision, self.chat_template, self.precision)
         if position == "all":
             ragged = [np.empty((0, 0, 0), np.float32)] * len(texts)
-            capture(self, token_ids, names, chosen, "all", progress, ragged.__setitem__)
+            self.read(token_ids, names, chosen, "all", ragged.__setitem__, progress=progress)
             given: set[int] = set()
             for index, values in enumerate(ragged):  # equal prompts ran once; changing the values of one must not change another's
                 if id(values) in given:
@@ -427,15 +428,29 @@ class Model:
             values = np.empty((len(texts), len(chosen), self.hidden_size), np.float32)
             # Row after row in float64: the order of the sum is the prompt's own.
             mean = lambda prompt, residual: values.__setitem__(prompt, residual.mean(axis=1, dtype=np.float64))  # noqa: E731
-            capture(self, token_ids, names, chosen, "all", progress, mean)
+            self.read(token_ids, names, chosen, "all", mean, progress=progress)
         return ActivationArtifact(values, chosen, texts, source, position)
+
+    def read(
+        self,
+        prompts: Sequence[Sequence[int]],
+        names: Sequence[str],
+        layers: Sequence[int],
+        rows: Literal["last", "all"],
+        keep: Keep,
+        *,
+        progress: Progress = None,
+    ) -> None:
+        """The passes behind every activation; see `ster.readable.Readable.read`."""
+        capture(self, prompts, names, layers, rows, progress, keep)
 
     def last_rows(
         self, token_ids: Sequence[Sequence[int]], layers: Sequence[int], names: Sequence[str], *, progress: Progress = None
     ) -> NDArray[np.float32]:
         """The last token's residual stream, float32 `[sequences, layers, hidden]`, of checked ids; `names` for refusals."""
         values = np.empty((len(token_ids), len(layers), self.hidden_size), np.float32)
-        capture(self, token_ids, names, layers, "last", progress, lambda index, residual: values.__setitem__(index, residual[:, 0]))
+        keep = lambda index, residual: values.__setitem__(index, residual[:, 0])  # noqa: E731
+        self.read(token_ids, names, layers, "last", keep, progress=progress)
         return values
 
     def forward(self, sequences: Sequence[_native.Sequence], names: Sequence[str]) -> list[_native.Output]:

@@ -19,7 +19,7 @@ from ster.errors import InputError, SterWarning
 from ster.harvest.disk import SPOOL, failed
 from ster.harvest.positions import Kept, count_kept
 from ster.harvest.sources import Source
-from ster.model import Model
+from ster.readable import Readable
 
 # A shard ends before it has more: some passes of the engine, so that little is lost to a kill and nothing to small passes.
 SHARD_TOKENS = 8192
@@ -67,7 +67,7 @@ class Corpus:
 
 
 def read_corpus(
-    model: Model,
+    model: Readable,
     source: Source,
     folder: Path,
     positions: Kept,
@@ -96,7 +96,7 @@ def read_corpus(
 
 
 def _read(
-    model: Model,
+    model: Readable,
     source: Source,
     folder: Path,
     spool: IO[bytes],
@@ -146,7 +146,7 @@ def _read(
     return corpus
 
 
-def _tokens(model: Model, source: Source) -> Iterator[tuple[int, list[int], str]]:
+def _tokens(model: Readable, source: Source) -> Iterator[tuple[int, list[int], str]]:
     for number, text in source.prompts():
         yield number, model.checked_tokens(text, source.name(number)), text
 

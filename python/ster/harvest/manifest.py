@@ -23,7 +23,7 @@ from ster.harvest.disk import MANIFEST, Record
 from ster.harvest.positions import as_document, from_document
 from ster.harvest.shards import Form
 from ster.harvest.stats import Moments
-from ster.model import Model
+from ster.readable import Readable
 
 LAYOUT = 2
 CONVENTION = (
@@ -58,7 +58,7 @@ OTHERS = {
 }
 
 
-def make_plan(model: Model, form: Form, directions: Directions | None, shard_size: int | None, weights_hash: str) -> dict[str, Any]:
+def make_plan(model: Readable, form: Form, directions: Directions | None, shard_size: int | None, weights_hash: str) -> dict[str, Any]:
     """All of the plan but the prompts, which `add_prompts` adds."""
     width = "n_directions" if directions else "hidden"
     stored = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[form.dtype]

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ster._files import make_folder
 from ster._safetensors import safetensors_chunks
-from ster.capture import capture
 from ster.errors import FileError, InputError
 from ster.harvest import disk
 from ster.harvest.corpus import Corpus, Shard, kept_ids, read_corpus
@@ -30,8 +29,8 @@ from ster.harvest.shards import SUFFIX, Form
 from ster.harvest.sources import need_pyarrow, open_source
 from ster.harvest.stats import Moments, Rows, moments, no_rows
 from ster.layers import Layers, parse_layers
-from ster.model import Model
 from ster.progress import Progress, in_bytes
+from ster.readable import Readable
 from ster.steering_artifact import SteeringArtifact
 
 MOST_PROMPTS = 65536  # in a shard
@@ -39,7 +38,7 @@ OVERHEAD = 200  # bytes, about, that a prompt takes in a file beside its numbers
 
 
 def harvest(
-    model: Model,
+    model: Readable,
     prompts: str | os.PathLike[str] | Iterable[str],
     output: str | os.PathLike[str],
     *,
@@ -164,7 +163,7 @@ class _Work:
 
     def __init__(
         self,
-        model: Model,
+        model: Readable,
         form: Form,
         directions: Directions | None,
         folder: Path,
@@ -262,7 +261,7 @@ class _Work:
             found[index] = Rows(self._stored(chosen, which, names[index]), kept_ids(ids[index], which), which)
             self.show.compute(len(ids[index]))
 
-        capture(self.model, ids, names, self.form.layers, "last" if positions == "last" else "all", None, keep)
+        self.model.read(ids, names, self.form.layers, "last" if positions == "last" else "all", keep)
         return [rows for rows in found if rows is not None]
 
     def _stored(self, values: NDArray[np.float32], positions: NDArray[np.int64], name: str) -> NDArray[Any]:
