@@ -19,7 +19,7 @@ from harvesting import PROMPTS, contents, die
 
 import ster
 from ster.errors import FileError, InputError
-from ster.harvest import disk, run
+from ster.harvest import compute, disk, run
 from ster.harvest.disk import JOURNAL, locked
 
 SIZE = 3  # prompts in a shard: three shards
@@ -36,13 +36,13 @@ def expected(toy_model: ster.Model, tmp_path_factory: pytest.TempPathFactory) ->
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The shards computed, by their first prompt's name."""
     found: list[int] = []
-    plain = run._Work._capture
+    plain = compute.Here._rows
 
-    def capture(self: Any, shard: Any) -> Any:
+    def rows(self: Any, shard: Any) -> Any:
         found.append(shard.index)
         return plain(self, shard)
 
-    monkeypatch.setattr(run._Work, "_capture", capture)
+    monkeypatch.setattr(compute.Here, "_rows", rows)
     return found
 
 

@@ -60,6 +60,13 @@ def harvest(
     shard_size: Annotated[
         int | None, typer.Option("--shard-size", metavar="N", min=1, help="Prompts in a shard. Default: by size.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", metavar="ADDRESS", help="Compute on a Ray cluster: auto, local, HOST:PORT. --threads is then per worker."),
+    ] = None,
+    ray_workers: Annotated[
+        int | None, typer.Option("--ray-workers", metavar="N", min=1, help="Default: as many as the cluster has room for.")
+    ] = None,
     revision: RevisionOption = None,
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
@@ -81,7 +88,7 @@ def harvest(
     if layers is not None:
         check_layer_syntax(layers)
     kept = parse_positions(positions)
-    check_options(format.value, shard_size)
+    check_options(format.value, shard_size, ray, ray_workers)
     onto = None if directions is None else load_directions(directions, normalize=normalize)
     open_source(prompts, column)
     disk.check_folder(output)
@@ -98,6 +105,8 @@ def harvest(
         dtype=dtype.value,
         format=format.value,
         shard_size=shard_size,
+        ray=ray,
+        ray_workers=ray_workers,
         progress=True,
     )
     console.data(output)
