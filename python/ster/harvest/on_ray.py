@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import logging
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from ster import _native
+from ster._files import reason
 from ster.errors import InputError, SterError, WorkerError
 from ster.harvest.corpus import Corpus, Shard
 from ster.harvest.directions import Directions
@@ -32,8 +34,10 @@ from ster.readable import Readable
 AT_ONCE = 2  # shards at a worker: one that it computes and one that waits, so that it never does
 AHEAD = 3  # for every worker, begun and not written: what a slow one may hold up
 RESTARTS = 3  # of a worker that died, and of the shard that it had
+CONNECT = 10.0  # seconds
 POLL = 0.5  # seconds: how soon Ctrl-C is heard
-PATIENCE = 10.0  # seconds without any worker, before that is said
+PATIENCE = 60.0  # seconds without any worker, before that is said
+HINT = "`ray status` says whether a cluster runs; `local` starts one of this machine alone"
 
 
 def job_for(model: Readable, form: Form, directions: Directions | None) -> Job:
@@ -80,18 +84,29 @@ def connected(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    _knock(address)
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     with _signals_kept():
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
         except (OSError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
-            raise WorkerError(
-                f"failed to connect to Ray at {address}: {_line(error)}", "`ray status` says whether a cluster runs"
-            ) from None
+            raise WorkerError(f"failed to connect to Ray at {address}: {_line(error)}", HINT) from None
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Where nothing listens `ray.init` tries for minutes, and says so line after line."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+    except (OSError, OverflowError) as error:
+        why = reason(error) if isinstance(error, OSError) else "no such port"
+        raise WorkerError(f"failed to connect to Ray at {address}: {why}", HINT) from None
 
 
 @contextlib.contextmanager
