@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -94,21 +96,23 @@ def harvest(
     disk.check_folder(output)
 
     opened = open_model(model, revision, precision, chat_template, threads)
-    found = run(
-        opened,
-        prompts,
-        output,
-        layers=layers,
-        positions=kept,
-        column=column,
-        directions=onto,
-        dtype=dtype.value,
-        format=format.value,
-        shard_size=shard_size,
-        ray=ray,
-        ray_workers=ray_workers,
-        progress=True,
-    )
+    # Ray prints messages of its own, and stdout is for the result.
+    with contextlib.nullcontext() if ray is None else contextlib.redirect_stdout(sys.stderr):
+        found = run(
+            opened,
+            prompts,
+            output,
+            layers=layers,
+            positions=kept,
+            column=column,
+            directions=onto,
+            dtype=dtype.value,
+            format=format.value,
+            shard_size=shard_size,
+            ray=ray,
+            ray_workers=ray_workers,
+            progress=True,
+        )
     console.data(output)
     prompt_count = "1 prompt" if len(found) == 1 else f"{len(found):,} prompts"
     layer_count = "1 layer" if len(found.layers) == 1 else f"{len(found.layers)} layers"

@@ -138,12 +138,14 @@ class _Actor:
 @contextlib.contextmanager
 def started(address: str, job: Job, count: int | None, say: Callable[[str], object]) -> Iterator[Workers]:
     """Workers on the cluster at `address`, which end with the block. See `connected` and `Workers`."""
+    theirs = need_ray().is_initialized()
     with connected(address) as ray:
         workers = Workers(ray, job, count, say)
         try:
             yield workers
         finally:
-            workers.end()
+            if theirs:  # with a connection of ours they end anyway, and Ray does not complain of what they left undone
+                workers.end()
 
 
 class Workers:
