@@ -316,7 +316,8 @@ def test_the_end_of_the_server_waits_for_no_load(loader: Loader, stream: bool) -
         assert error_of(waiting.result(5)) == (503, "shutting_down", None)
         assert error_of(client.complete(max_tokens=1)) == (503, "shutting_down", None)
         loader.gate.set()
-        assert client.models[0].loaded is None  # and no engine is left behind
+        until(lambda: "ster-load-toy" not in [thread.name for thread in threading.enumerate()])
+        assert client.models[0].loaded is None  # no engine is left behind
 
 
 # Leases

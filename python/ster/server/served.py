@@ -171,7 +171,7 @@ class Served:
                 self._enter("idle")
             loaded.scheduler.drain(0.0)
             del loaded
-            gc.collect()  # cycles would keep gigabytes until Python looks for them
+            gc.collect()  # a cycle that some request left would keep gigabytes until Python looks for it
         log.info("%s is unloaded: nobody used it for %g s", self.name, self._settings.idle_seconds)
 
     def seconds_to_unload(self) -> float | None:
