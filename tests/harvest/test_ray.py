@@ -168,6 +168,7 @@ def test_a_worker_with_another_model_is_refused(toy_copy: Path, tmp_path: Path, 
     config.write_text(config.read_text().replace("256", "255"))
     with pytest.raises(WorkerError, match=rf"^the Ray node .* has another model at {toy_copy}: config\.json \w+, expected \w+$"):
         ster.harvest(model, PROMPTS, tmp_path / "out", ray=cluster, ray_workers=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_a_worker_opens_is_the_model_the_harvest_was_begun_with(toy_copy: Path, toy_dir: Path, change: Callable[..., None]) -> None:

@@ -163,7 +163,7 @@ class Workers:
         self.ray, self.say = ray, say
         remote = ray.remote(num_cpus=job.threads, max_restarts=RESTARTS, max_task_retries=RESTARTS)(Worker)
         actors = [remote.remote(job) for _ in range(count or room)]
-        self.workers = [_Actor(actor, actor.open.remote()) for actor in actors]
+        self.workers = [_Actor(actor, actor.open.options(max_task_retries=0).remote()) for actor in actors]
         self.start: float | None = time.monotonic()
 
     def end(self) -> None:
@@ -193,6 +193,15 @@ class Workers:
         least = min(opened, key=lambda worker: len(worker.busy), default=None)
         return least if least is not None and len(least.busy) < AT_ONCE else None
 
+    def wait(self) -> None:
+        """Until one of them has opened the model, or refused.
+
+        Raises:
+            SterError: see `free`.
+        """
+        while self.free() is None:
+            self.ray.wait(self.watched(), timeout=POLL, fetch_local=False)
+
     def watched(self) -> list[Any]:
         """Every answer that is still to come."""
         opening = [worker.opening for worker in self.workers if worker.opening is not None]
@@ -208,7 +217,10 @@ class Workers:
         except self.ray.exceptions.RayTaskError:
             raise  # a bug, whose traceback says where
         except self.ray.exceptions.RayError as error:
-            raise WorkerError(f"a Ray worker failed: {_line(error)}", "the same command goes on from the shards that are on disk") from None
+            hint = "the same command goes on from the shards that are on disk"
+            if "No module named" in str(error):
+                hint = "install the same Ster on every node"
+            raise WorkerError(f"a Ray worker failed: {_line(error)}", hint) from None
         if isinstance(found, SterError):
             raise found
         return found
@@ -229,6 +241,7 @@ class OnRay:
         self.workers, self.corpus, self.report = workers, corpus, report
         self.ahead = AHEAD * len(workers.workers)
         self.todo: deque[_Begun] = deque()
+        workers.wait()  # what they refuse is then refused before anything is written
 
     def begin(self, shard: Shard) -> Callable[[], list[Rows]]:
         begun = _Begun(shard)
