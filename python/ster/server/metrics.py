@@ -59,6 +59,9 @@ def _add_models(page: _Page, models: list[Served]) -> None:
 SCHEDULER = (
     ("ster_waiting", "gauge", "Requests that wait for a place.", "waiting"),
     ("ster_running", "gauge", "Sequences in the batch.", "running"),
+    ("ster_background_waiting", "gauge", "Sequences of Jobs and harvests that wait for a place.", "background_waiting"),
+    ("ster_background_running", "gauge", "Sequences of Jobs and harvests in the batch.", "background_running"),
+    ("ster_background_given_up_total", "counter", "Such sequences that made way for requests, and begin again.", "given_up"),
     ("ster_cache_bytes", "gauge", "Memory of caches, kept prefixes and captured rows.", "cache_bytes"),
     (
         "ster_cache_pinned_bytes",

@@ -15,6 +15,7 @@ from ster.errors import SterError
 from ster.model import Model
 from ster.server.errors import ApiError, model_loading, model_not_found
 from ster.server.memory import check_budget
+from ster.server.passes import Passes
 from ster.server.pieces import Pieces
 from ster.server.scheduler import Scheduler
 from ster.server.settings import Facts, Settings, WireDtype
@@ -54,7 +55,7 @@ class Loaded:
 class Served:
     """One model under its name. `loaded` is there when `state` is "ready", `error` when it is "failed"."""
 
-    def __init__(self, spec: ServedSpec, settings: Settings, pass_lock: threading.Lock) -> None:
+    def __init__(self, spec: ServedSpec, settings: Settings, pass_lock: Passes) -> None:
         self.name = spec.name
         self.created = int(time.time())
         self.state: State = "loading"
@@ -115,7 +116,7 @@ class Models(Sequence[Served]):
 
     def __init__(self, specs: Sequence[ServedSpec], settings: Settings) -> None:
         share = replace(settings, kv_cache_bytes=settings.kv_cache_bytes // max(len(specs), 1))
-        self.pass_lock = threading.Lock()  # whoever holds it keeps every engine from its next pass
+        self.pass_lock = Passes()  # whoever holds it keeps every engine from its next pass
         self._models = [Served(spec, share, self.pass_lock) for spec in specs]
         self._by_name = {served.name: served for served in self._models}
 
