@@ -20,7 +20,7 @@ from ster.server.settings import Settings
 from ster.server.work import Event, Finished, QueueFull, Sampling, ShuttingDown, Token, Work
 
 PLACES, PREFILL = 16, 64
-MANY = [Work((*TEXTS[index % 2][: 5 + index], index % 60 + 3), 120, Sampling(temperature=1.0, seed=index)) for index in range(64)]
+MANY = [Work((*TEXTS[index % 2][: 5 + index], index % 60 + 3), 60, Sampling(temperature=1.0, seed=index)) for index in range(64)]
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_a_work_in_the_background_is_cancelled(toy_model: ster.Model, places: in
                 play.scheduler.cancel(tickets[0])
 
         seen: list[Event] = []
-        ticket, cancelled = play.submit([LONG, LONG], hook, background=True)
+        ticket, _ = play.submit([LONG, LONG], hook, background=True)
         tickets.append(ticket)
         if not after:
             play.scheduler.cancel(ticket)

@@ -108,13 +108,13 @@ class Batch:
 
     def _retire(self, running: Running, *, keep: bool) -> None:
         """It runs no more; `keep`: its cache may serve others."""
-        self.running.remove(running)
         running.gone = True
         self._refused = None
         if keep and running.source is None and running.job.work.share_prefix and self._chunkable:
             self.prefixes.add(running.job.plan, running.tokens(), running.cache, running.blocks)
         self.ledger.unpin(running.blocks)
         self.ledger.take_bytes(-running.held)
+        self.running.remove(running)  # last: who counts those that run finds the memory of the others free
 
     def _origin(self, job: Job) -> tuple[Kept | Running | None, int]:
         """Whose cache `job` starts from, and with how many tokens. The last token of a prompt always runs: its logits are needed."""
