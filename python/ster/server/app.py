@@ -21,6 +21,9 @@ from ster.server.chat import chat_completions
 from ster.server.completions import completions
 from ster.server.errors import ApiError, method_not_allowed, not_found, shutting_down
 from ster.server.guard import Guard
+from ster.server.jobs.routes import job_list, one_job
+from ster.server.jobs.runner import Runner
+from ster.server.longpoll import LongPolls
 from ster.server.metrics import CONTENT_TYPE, Metrics
 from ster.server.openapi import openapi
 from ster.server.requests import Errors, Requests, json_response
@@ -81,6 +84,8 @@ async def openapi_page(request: Request) -> Response:
 ROUTES = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/jobs", job_list, methods=["GET", "POST"]),
+    Route("/v1/jobs/{id}", one_job, methods=["GET", "DELETE"]),
     Route("/v1/models", list_models),
     Route("/v1/models/{id:path}/status", model_status),
     Route("/v1/models/{id:path}", get_model),
@@ -108,9 +113,9 @@ def create_app(
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allowed_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["authorization", "content-type"],
-                expose_headers=["x-request-id", "retry-after"],
+                expose_headers=["x-request-id", "retry-after", "x-acs-longpoll"],
             )
         )
     layers += [Middleware(Errors), Middleware(Guard, keys=settings.api_keys, hosts=hosts)]
@@ -122,6 +127,8 @@ def create_app(
     app.state.models = Models(models, settings)
     app.state.state = state
     app.state.draining = False
+    app.state.longpolls = LongPolls()
+    app.state.jobs = None if state is None else Runner(state, app.state.models, settings, lambda: bool(app.state.draining))
     return app
 
 
@@ -130,9 +137,14 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     models: Models = app.state.models
     threading.Thread(target=models.load, name="ster-load", daemon=True).start()
     unloading = asyncio.ensure_future(models.unload_unused())
+    runner: Runner | None = app.state.jobs
+    if runner is not None:
+        runner.start()
     try:
         yield
     finally:
+        if runner is not None:
+            await run_in_threadpool(runner.stop)
         unloading.cancel()
         await run_in_threadpool(models.drain, 0.0)
 

@@ -72,6 +72,15 @@ class Settings:
     load_retry_seconds: float = 30.0
     """After a failure to load, until a request has it tried again."""
 
+    jobs_running: int = 8
+    """Jobs that this server runs at the same time: so many texts can share a pass."""
+    max_jobs: int = 1000
+    """Jobs of a caller that wait or run."""
+    max_job_bytes: int = 4 << 30
+    """Of all Jobs of a caller: their requests and results."""
+    job_days: float = 7.0
+    """After its end a Job and its result stay for so long."""
+
     @property
     def bodies_bytes(self) -> int:
         """Bytes of bodies that are read and parsed at the same time."""
