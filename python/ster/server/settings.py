@@ -61,6 +61,20 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may call from; none: CORS is off."""
     keepalive_seconds: float = 5.0
+    max_harvest_body_bytes: int = 50_000_000
+    """Of a harvest's; `max_body_bytes` where that is less."""
+    max_harvest_prompts: int = 4096
+    max_harvest_tokens: int = 2_000_000
+    """Of all prompts of a harvest."""
+    max_harvest_shard_bytes: int = 512 << 20
+    """Of one shard. Two of them are in memory while a harvest runs."""
+    max_live_harvests: int = 3
+    """Of one caller that wait or run; `max_queued_harvests`: of all callers."""
+    max_queued_harvests: int = 64
+    harvest_seconds: float = 7 * 86400.0
+    """How long the files of a finished harvest are kept, and the URLs in its answer open them."""
+    public_url: str | None = None
+    """What URLs in answers begin with, where it is not what the Host header says, as behind a proxy."""
 
     @property
     def bodies_bytes(self) -> int:
