@@ -20,6 +20,7 @@ from ster.server.chat import chat_completions
 from ster.server.completions import completions
 from ster.server.errors import ApiError, method_not_allowed, not_found, shutting_down
 from ster.server.guard import Guard
+from ster.server.harvests.routes import HARVEST_ROUTES, Harvests
 from ster.server.metrics import CONTENT_TYPE, Metrics
 from ster.server.openapi import openapi
 from ster.server.requests import Errors, Requests, json_response
@@ -81,6 +82,7 @@ async def openapi_page(request: Request) -> Response:
 ROUTES = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    *HARVEST_ROUTES,
     Route("/v1/models", list_models),
     Route("/v1/models/{id:path}/status", model_status),
     Route("/v1/models/{id:path}", get_model),
@@ -108,7 +110,7 @@ def create_app(
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allowed_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["authorization", "content-type"],
                 expose_headers=["x-request-id", "retry-after"],
             )
@@ -117,10 +119,11 @@ def create_app(
     app = Starlette(routes=ROUTES, middleware=layers, exception_handlers={HTTPException: _refuse}, lifespan=_lifespan)
     app.router.redirect_slashes = False
     app.state.settings = settings
-    app.state.bodies = Bodies(settings)
+    app.state.bodies = Bodies(settings.max_body_bytes, settings.bodies_bytes)
     app.state.metrics = metrics
     app.state.models = Models(models, settings)
     app.state.state = state
+    app.state.harvests = None if state is None else Harvests(state, app.state.models, settings, lambda: app.state.draining)
     app.state.draining = False
     return app
 
@@ -128,10 +131,15 @@ def create_app(
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     models: Models = app.state.models
+    harvests: Harvests | None = app.state.harvests
     threading.Thread(target=models.load, name="ster-load", daemon=True).start()
+    if harvests is not None:
+        harvests.runner.start()
     try:
         yield
     finally:
+        if harvests is not None:
+            await run_in_threadpool(harvests.runner.stop)
         await run_in_threadpool(models.drain, 0.0)
 
 

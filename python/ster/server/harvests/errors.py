@@ -34,10 +34,6 @@ def too_many_harvests(limit: int) -> ApiError:
     return _later(f"The server has {limit} harvests that wait or run, which is as many as it takes.", "harvest_capacity_exceeded")
 
 
-def too_many_requests() -> ApiError:
-    return _later("The server is reading other requests for harvests.", "harvest_capacity_exceeded")
-
-
 def no_room(need: str, free: str) -> ApiError:
     message = f"The harvest takes {need} on disk, and the server has {free} for it: ask for fewer Layers or prompts, or later."
     return _later(message, "harvest_capacity_exceeded")

@@ -8,11 +8,11 @@ from itertools import islice
 
 import numpy as np
 
-from ster.progress import in_bytes
 from ster.errors import ContextError, SterError
 from ster.harvest.directions import Directions, load_directions
 from ster.harvest.dtypes import BYTES, choose_dtype
 from ster.harvest.run import OVERHEAD, default_layers
+from ster.progress import in_bytes
 from ster.server.capture import check_layers
 from ster.server.errors import ApiError, invalid
 from ster.server.harvests.request import MOST_LAYERS, EncodedDirections, HarvestRequest
@@ -77,7 +77,9 @@ def directions_of(loaded: Loaded, encoded: EncodedDirections | None) -> Directio
     field = "project_onto"
     count, hidden = encoded.shape
     if hidden != loaded.facts.hidden:
-        raise invalid(f"project_onto has a shape of {encoded.shape}: the hidden size of {loaded.facts.name} is {loaded.facts.hidden}.", field)
+        raise invalid(
+            f"project_onto has a shape of {encoded.shape}: the hidden size of {loaded.facts.name} is {loaded.facts.hidden}.", field
+        )
     try:
         raw = from_base64(encoded.data)
     except TensorError as error:

@@ -1,0 +1,119 @@
+"""`/v1/harvest`: to ask for a harvest, to see how far it is, to cancel it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ster.server.body import Bodies, with_body
+from ster.server.callers import caller_of
+from ster.server.errors import invalid
+from ster.server.form import Json
+from ster.server.harvests.documents import base_url, document, summary
+from ster.server.harvests.errors import unavailable
+from ster.server.harvests.files import harvest_file
+from ster.server.harvests.plan import make_plan
+from ster.server.harvests.request import HarvestRequest
+from ster.server.harvests.runner import Runner
+from ster.server.harvests.store import Store
+from ster.server.requests import json_response, record_of
+from ster.server.schema import parse_body
+from ster.server.served import Models
+from ster.server.settings import Settings
+from ster.state.state import State
+
+MOST_LISTED = 100
+
+
+class Harvests:
+    """What a server with a state has of harvests.
+
+    bodies: memory for those of submissions, which take seconds to be tokenised: nobody else's waits for them.
+    """
+
+    def __init__(self, state: State, models: Models, settings: Settings, stopping: Callable[[], bool]) -> None:
+        cap = min(settings.max_harvest_body_bytes, settings.max_body_bytes)
+        self.bodies = Bodies(cap, 2 * cap)
+        self.store = Store(state, settings)
+        self.runner = Runner(self.store, models, stopping)
+
+
+def harvests_of(request: Request) -> Harvests:
+    """
+    Raises:
+        ApiError: 503, the server keeps no state.
+    """
+    found: Harvests | None = request.app.state.harvests
+    if found is None:
+        raise unavailable()
+    return found
+
+
+async def harvests(request: Request) -> Response:
+    return await (post_harvest(request) if request.method == "POST" else list_harvests(request))
+
+
+async def one_harvest(request: Request) -> Response:
+    return await (delete_harvest(request) if request.method == "DELETE" else get_harvest(request))
+
+
+async def post_harvest(request: Request) -> Response:
+    harvests = harvests_of(request)
+    return json_response(await with_body(request, partial(_submit, request, harvests.store), harvests.bodies), 202)
+
+
+def _submit(request: Request, store: Store, raw: bytes) -> Json:
+    """
+    Raises:
+        ApiError: it cannot be done, or not now; nothing of it is then stored.
+    """
+    models: Models = request.app.state.models
+    asked = parse_body(HarvestRequest, raw, store.settings)
+    served = models.named(asked.model)
+    record_of(request).model = served.name
+    plan = make_plan(served.ready(), store.settings, asked)
+    id = store.add(caller_of(request), served.name, asked, raw, plan)
+    return {"job_id": id, "status": "pending", "model": served.name, "n_prompts": len(asked.prompts)}
+
+
+async def get_file(request: Request) -> Response:
+    return await harvest_file(request, harvests_of(request).store)
+
+
+async def get_harvest(request: Request) -> Response:
+    store, caller, id = harvests_of(request).store, caller_of(request), request.path_params["id"]
+    base = base_url(request)
+    return json_response(await run_in_threadpool(lambda: document(store, store.get(caller, id), base)))
+
+
+async def list_harvests(request: Request) -> Response:
+    return json_response(await run_in_threadpool(_list, request))
+
+
+def _list(request: Request) -> Json:
+    store = harvests_of(request).store
+    given = request.query_params.get("limit", "20")
+    if not (given.isascii() and given.isdecimal() and 1 <= int(given) <= MOST_LISTED):
+        raise invalid(f"limit: Input should be a number from 1 to {MOST_LISTED}.", "limit")
+    found = store.queue.list(caller_of(request).id, int(given), request.query_params.get("after"))
+    if found is None:
+        raise invalid("after: You have no such harvest.", "after")
+    rows, more = found
+    return {"object": "list", "data": [summary(store, row) for row in rows], "has_more": more}
+
+
+async def delete_harvest(request: Request) -> Response:
+    store, caller, id = harvests_of(request).store, caller_of(request), request.path_params["id"]
+    return json_response(await run_in_threadpool(lambda: summary(store, store.cancel(caller, id)) | {"result": None}))
+
+
+HARVEST_ROUTES = [
+    Route("/v1/harvest", harvests, methods=["GET", "POST"]),
+    Route("/v1/harvest/{id}", one_harvest, methods=["GET", "DELETE"]),
+    Route("/v1/harvest/{id}/files/{name}", get_file),
+]
