@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +54,7 @@ def _open(store: Store, owner: str | None, id: str, name: str) -> Response:
         if name not in known:
             raise no_such_file(name)
         path = folder / name
-        found = os.stat(path)
+        found = path.stat()
         sha256 = known[name] or hashlib.sha256(path.read_bytes()).hexdigest()
     except (SterError, FileNotFoundError):
         raise files_gone() from None

@@ -37,8 +37,8 @@ class HarvestPlan:
 def make_plan(loaded: Loaded, settings: Settings, asked: HarvestRequest) -> HarvestPlan:
     """
     Raises:
-        ApiError: a Layer that is not there, directions that cannot be used, a prompt that cannot run, by its index; more tokens than a harvest
-            may have; a shard that is too large.
+        ApiError: a Layer that is not there, directions or, by its index, a prompt that cannot be used; too many
+            tokens; a shard that is too large.
     """
     layers = layers_of(loaded, asked)
     directions = directions_of(loaded, asked.project_onto)
@@ -135,7 +135,7 @@ def _check_shards(settings: Settings, shard_size: int, lengths: Sequence[int], r
     if largest > settings.max_harvest_shard_bytes:
         limit = in_bytes(settings.max_harvest_shard_bytes)
         raise invalid(
-            f"A shard of {shard_size} prompts takes {in_bytes(largest)}, and at most {limit} are allowed: set shard_size to less, or ask for"
-            " fewer Layers.",
+            f"A shard of {shard_size} prompts takes {in_bytes(largest)}, and at most {limit} are allowed: set shard_size to less, or ask"
+            " for fewer Layers.",
             "shard_size" if shard_size > 1 else "layers",
         )

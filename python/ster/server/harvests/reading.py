@@ -62,7 +62,7 @@ class ServedReadable:
         *,
         progress: Progress = None,
     ) -> None:
-        """As `Model.read`. Only so many prompts are with the scheduler that their rows take some 64 MiB: no more is begun before they are kept.
+        """As `Model.read`. The scheduler has only prompts whose rows take some 64 MiB: no more are begun before those are kept.
 
         Raises:
             NonFiniteError, InputError: see `Model.read`. ShuttingDown: the scheduler takes no more work. And whatever `check` raises.

@@ -33,7 +33,7 @@ MOST_LISTED = 100
 class Harvests:
     """What a server with a state has of harvests.
 
-    bodies: memory for those of submissions, which take seconds to be tokenised: nobody else's waits for them.
+    bodies: memory for those of submissions, which take seconds to be tokenised, and nobody else's waits for them.
     """
 
     def __init__(self, state: State, models: Models, settings: Settings, stopping: Callable[[], bool]) -> None:
