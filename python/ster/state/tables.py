@@ -103,6 +103,7 @@ jobs = Table(
     Column("request", LargeBinary, nullable=False),
     Column("error", Text),
     Index("ix_jobs_owner_created_at", "owner", "created_at"),
+    Index("ix_jobs_owner_started_at", "owner", "started_at"),
     Index("ix_jobs_state_created_at", "state", "created_at"),
 )
 
@@ -129,5 +130,6 @@ harvests = Table(
     Column("run_id", String(40)),
     Column("error", Text),
     Index("ix_harvests_owner_created_at", "owner", "created_at"),
+    Index("ix_harvests_owner_started_at", "owner", "started_at"),
     Index("ix_harvests_state_created_at", "state", "created_at"),
 )

@@ -34,6 +34,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_harvests")),
     )
     op.create_index("ix_harvests_owner_created_at", "harvests", ["owner", "created_at"], unique=False)
+    op.create_index("ix_harvests_owner_started_at", "harvests", ["owner", "started_at"], unique=False)
     op.create_index("ix_harvests_state_created_at", "harvests", ["state", "created_at"], unique=False)
     op.create_table(
         "jobs",
@@ -52,6 +53,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     op.create_index("ix_jobs_owner_created_at", "jobs", ["owner", "created_at"], unique=False)
+    op.create_index("ix_jobs_owner_started_at", "jobs", ["owner", "started_at"], unique=False)
     op.create_index("ix_jobs_state_created_at", "jobs", ["state", "created_at"], unique=False)
     op.create_table(
         "keys",
