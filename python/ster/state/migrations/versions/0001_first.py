@@ -92,6 +92,7 @@ def upgrade() -> None:
         sa.Column("month", sa.String(length=7), nullable=False),
         sa.Column("day", sa.String(length=10), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("freed_at", sa.Double(), nullable=True),
         sa.Column("input_tokens", sa.BigInteger(), nullable=False),
         sa.Column("output_tokens", sa.BigInteger(), nullable=False),
         sa.Column("activations", sa.BigInteger(), nullable=False),
