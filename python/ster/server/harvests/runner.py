@@ -7,17 +7,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
-from sqlalchemy import Row
-from sqlalchemy.exc import SQLAlchemyError
 
 from ster.errors import ArtifactError, FileError, InputError, SterError
 from ster.harvest import harvest
-from ster.harvest.disk import Journal
 from ster.harvest.manifest import read_manifest
 from ster.server.errors import ApiError, internal_error
+from ster.server.harvests.beat import Beat, ClaimLostError, StoppedError
 from ster.server.harvests.plan import directions_of, layers_of
 from ster.server.harvests.reading import ServedReadable
 from ster.server.harvests.request import HarvestRequest
@@ -29,18 +28,13 @@ from ster.state.queue import MAX_ATTEMPTS
 
 log = logging.getLogger("ster.server")
 IDLE_SECONDS = 1.0  # between looks for what other servers were asked
-BEAT_SECONDS = 1.0  # between looks whether it is cancelled, and reports of how far it is
 RECOVER_SECONDS = 10.0
 SWEEP_SECONDS = 60.0
 BUSY_SECONDS = 5.0
 
 
-class ClaimLostError(Exception):
-    """The harvest was cancelled, or this server was taken for dead."""
-
-
-class StoppedError(Exception):
-    """The server is shutting down."""
+class BusyError(Exception):
+    """Another process is at work in the folder."""
 
 
 class Runner:
@@ -93,11 +87,12 @@ class Runner:
         row = self._store.queue.claim([served.name for served in self._models], self._store.server_id)
         if row is None:
             return False
-        self._run(row)
+        self._run(SimpleNamespace(**row._mapping))
         self._store.sweep()
         return True
 
-    def _run(self, row: Row[Any]) -> None:
+    def _run(self, row: Any) -> None:
+        """row: as it was claimed, which `Beat` keeps up to date."""
         try:
             with self._model(row.model) as loaded:
                 run_id = self._harvest(row, loaded)
@@ -121,7 +116,7 @@ class Runner:
                 with self._store.database.write() as connection:
                     self._store.queue.update(connection, row, state="queued", server_id=None)
 
-    def _put_back(self, row: Row[Any]) -> None:
+    def _put_back(self, row: Any) -> None:
         with self._store.database.write() as connection:
             self._store.queue.put_back(connection, row)
 
@@ -132,16 +127,16 @@ class Runner:
             ApiError: it cannot be loaded.
         """
         served = self._models.named(name)
-        while not served.settled.wait(BEAT_SECONDS):
+        while not served.settled.wait(IDLE_SECONDS):
             if self._stopping:
                 raise StoppedError
         yield served.ready()
 
-    def _harvest(self, row: Row[Any], loaded: Loaded) -> str:
+    def _harvest(self, row: Any, loaded: Loaded) -> str:
         """Its `run_id`. What is on disk of it is gone on with; unless it is of another model or version, when it is begun anew."""
         asked = HarvestRequest.model_validate(orjson.loads(row.request), context=self._store.settings)
         folder = self._store.folder_of(row.id)
-        beat = _Beat(self._store, row, lambda: self._stopping)
+        beat = Beat(self._store, row, lambda: self._stopping)
         model = ServedReadable(loaded, special_tokens=asked.add_special_tokens, check=beat.check)
         layers, directions = layers_of(loaded, asked), directions_of(loaded, asked.project_onto)
 
@@ -163,54 +158,10 @@ class Runner:
             raise BusyError from None
         return run()
 
-    def _refusal(self, row: Row[Any], error: SterError) -> ApiError:
+    def _refusal(self, row: Any, error: SterError) -> ApiError:
         """What its owner is told: nothing of where the server keeps its files."""
         message = sentence(type(error)(error.message.replace(str(self._store.folder_of(row.id)), "its folder")))
         if isinstance(error, FileError):
             log.error("harvest %s: %s", row.id, error)
             return ApiError(500, f"The server could not store the harvest: {message}", code="harvest_storage_failed")
         return ApiError(400, message, code="harvest_failed")
-
-
-class BusyError(Exception):
-    """Another process is at work in the folder."""
-
-
-class _Beat:
-    """Says every now and then how far a harvest is, and finds out whether it is still to go on. begun: the first pass was near."""
-
-    def __init__(self, store: Store, row: Row[Any], stopping: Callable[[], bool]) -> None:
-        self._store, self._row, self._stopping = store, row, stopping
-        self._next = 0.0
-        self._done = 0
-        self._run_id: str | None = None
-        self.begun = False
-
-    def report(self, done: int, total: int) -> None:
-        """The progress of `ster.harvest`, once everything about it is settled."""
-        if not self.begun:
-            self.begun = True
-            found = Journal(self._store.folder_of(self._row.id)).read()
-            self._run_id = None if found is None else str(found[0]["run_id"])
-        self._done = done
-        self.check()
-
-    def check(self) -> None:
-        """
-        Raises:
-            ClaimLostError, StoppedError
-        """
-        if self._stopping():
-            raise StoppedError
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + BEAT_SECONDS
-        values: dict[str, Any] = {"tokens_done": self._done} | ({"run_id": self._run_id} if self._run_id else {})
-        try:
-            with self._store.database.write() as connection:
-                ours = self._store.queue.update(connection, self._row, **values)
-        except SQLAlchemyError:
-            log.exception("the database did not take how far a harvest is")
-            return
-        if not ours:
-            raise ClaimLostError
