@@ -88,7 +88,9 @@ class Play:
         self.scheduler = scheduler
         self._changed = threading.Condition()
 
-    def submit(self, works: Sequence[Work], hook: Callable[[int, Event], None] | None = None) -> tuple[Ticket, list[Answer]]:
+    def submit(
+        self, works: Sequence[Work], hook: Callable[[int, Event], None] | None = None, *, background: bool = False
+    ) -> tuple[Ticket, list[Answer]]:
         answers = [Answer() for _ in works]
 
         def listen(index: int, event: Event) -> None:
@@ -98,7 +100,7 @@ class Play:
             if hook is not None:
                 hook(index, event)
 
-        return self.scheduler.submit(works, listen), answers
+        return self.scheduler.submit(works, listen, background=background), answers
 
     def wait(self, answers: Sequence[Answer]) -> list[Answer]:
         """Until all of them ended."""

@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 
 from ster._files import reason
-from ster.errors import InputError
+from ster.errors import InputError, SterError
 from ster.server.app import create_app
 from ster.server.connection import Connection
 from ster.server.served import Models, ServedSpec
@@ -75,11 +75,11 @@ def serve(
         served: Models = app.state.models
         threading.Thread(target=_greet, args=(served, settings, url, server, note), daemon=True).start()
         everywhere = "" if address.host in url or address.is_loopback else f", on every address that {address.host} stands for"
-        note(f"Listening on {url}{everywhere}; loading {', '.join(each.name for each in served)}.")
+        loading = "" if settings.load_on_use else f"; loading {', '.join(each.name for each in served)}"
+        note(f"Listening on {url}{everywhere}{loading}.")
         server.run([listener])
-    failed = [each.error for each in served if each.error is not None]
-    if len(failed) == len(served) and failed[0] is not None:
-        raise failed[0]
+    if server.failure is not None:
+        raise server.failure
 
 
 def check_address(address: Address, settings: Settings) -> None:
@@ -139,14 +139,16 @@ def _greet(models: Models, settings: Settings, url: str, server: _Server, note: 
     """Say when the models have loaded, or why not; end the server when none has."""
     for served in models:
         served.settled.wait()
-    working = [served.name for served in models if served.state == "ready"]
+    working = [served.name for served in models if served.error is None]
     if not working:
-        server.should_exit = True  # and `serve` raises the reason
+        server.failure = models[0].error
+        server.should_exit = True
         return
     for served in models:
         if served.error is not None:
             note(f"Error: {served.name}: {served.error}")
-    note(f"Serving {', '.join(working)} at {url}/v1. Try:\n{curl(url, working[0], key=bool(settings.api_keys))}")
+    when = ", loaded on first use" if settings.load_on_use else ""
+    note(f"Serving {', '.join(working)} at {url}/v1{when}. Try:\n{curl(url, working[0], key=bool(settings.api_keys))}")
 
 
 def _config(app: Any) -> uvicorn.Config:
@@ -177,7 +179,12 @@ def _keep_large_blocks_apart() -> None:
 
 class _Server(uvicorn.Server):
     """Ends by a signal: accepts no more, lets what runs come to its end for `seconds`, then ends it with an error. A second signal ends
-    the process at once."""
+    the process at once.
+
+    failure: why there is nothing to serve.
+    """
+
+    failure: SterError | None = None
 
     def __init__(self, config: uvicorn.Config, state: Any, seconds: float, note: Callable[[str], None]) -> None:
         super().__init__(config)

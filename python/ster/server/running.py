@@ -15,25 +15,30 @@ from ster.model import Model
 from ster.server.logprobs import TokenScore, score
 from ster.server.memory import Block
 from ster.server.prefixes import Tokens
-from ster.server.work import Event, Finished, PromptScored, Sampling, Token, Work
+from ster.server.work import Event, Failed, Finished, PromptScored, Sampling, Token, Work
 
 Listener = Callable[[int, Event], None]
 SEAM = 8  # tokens of the prompt that may matter to the text of the next one: a character has up to four bytes, and a word one space
 
 
 class Ticket:
-    """The works of one submission. jobs: those that wait for a place."""
+    """The works of one submission. jobs: those that wait for a place. background: see `ster.server.background`."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, *, background: bool = False) -> None:
         self.listener = listener
+        self.background = background
         self.jobs: deque[Job] = deque()
         self.cancelled = False
 
 
 class Job:
-    """A work with what is known of it before it runs. plan: see `prefixes.plan_key`. rows: the most that will run."""
+    """A work with what is known of it before it runs. plan: see `prefixes.plan_key`. rows: the most that will run. number: of arrival.
 
-    def __init__(self, ticket: Ticket, index: int, work: Work, plan: bytes, context: int) -> None:
+    lifted: see `ster.server.background`. said: events since it was admitted last; told: those that its listener has heard of, which may be
+    more. ended: it has no more to tell.
+    """
+
+    def __init__(self, ticket: Ticket, index: int, work: Work, plan: bytes, context: int, number: int) -> None:
         self.ticket = ticket
         self.index = index
         self.work = work
@@ -41,6 +46,19 @@ class Job:
         self.tokens: Tokens = np.array(work.prompt, np.uint32)
         self.new = work.new_tokens(context)
         self.rows = work.rows(context)
+        self.number = number
+        self.lifted = False
+        self.said = 0
+        self.told = 0
+        self.ended = False
+
+    def tells(self, event: Event) -> bool:
+        """The next event is news: one that was given up and begins again says what it said before, to the bit, and a failure is its end."""
+        self.said += 1
+        self.ended = isinstance(event, Finished | Failed)
+        news = self.said > self.told or isinstance(event, Failed)
+        self.told = max(self.told, self.said)
+        return news
 
     @property
     def may_fork(self) -> bool:
@@ -86,6 +104,11 @@ class Running:
         # Pages that no row is written to take no memory.
         self._residual = np.empty((len(work.layers), job.rows, model.hidden_size), np.float32) if work.layers else None
         self._entries: list[TokenScore | None] = [None]
+
+    @property
+    def background(self) -> bool:
+        """Others come first."""
+        return self.job.ticket.background and not self.job.lifted
 
     @property
     def left(self) -> int:

@@ -27,6 +27,10 @@ FORGET_SECONDS = 7 * 86400.0
 """How long a Hold that was freed is remembered, should its server come back."""
 
 
+KEPT_MINUTES = 2880
+"""Counts of minutes that stay: a clock may be set back."""
+
+
 @dataclass(frozen=True)
 class Amount:
     """What a Hold holds, or a request has used. activations: requests with a capture."""
@@ -68,16 +72,17 @@ BUDGETS: Mapping[str, tuple[Period, str]] = {
 class OverBudget(SterError):  # noqa: N818
     """There is no room for a Hold now.
 
-    dimension: the limit's name, of `LIMITS`. left: of it, never below 0. asked: what did not fit. renews_at: when there is room again, in
-    seconds since 1970; None where that depends on requests that run.
+    dimension: the limit's name, of `LIMITS`. left: of it, never below 0. asked: what did not fit. held: by what runs or waits, and may come
+    back. renews_at: when its period is over, in seconds since 1970; None: it has none.
     """
 
-    def __init__(self, dimension: str, limit: int, left: int, asked: int, renews_at: float | None) -> None:
+    def __init__(self, dimension: str, limit: int, left: int, asked: int, held: int, renews_at: float | None) -> None:
         super().__init__(f"{dimension} is {limit}, of which {left} is left: {asked} does not fit")
         self.dimension = dimension
         self.limit = limit
         self.left = left
         self.asked = asked
+        self.held = held
         self.renews_at = renews_at
 
 
@@ -134,12 +139,20 @@ class Usage:
 
 
 def take_hold(
-    connection: Connection, key_id: str, amount: Amount, server_id: str | None, now: float | None = None, *, least: Amount | None = None
+    connection: Connection,
+    key_id: str,
+    amount: Amount,
+    server_id: str | None,
+    now: float | None = None,
+    *,
+    least_output: int | None = None,
+    hold_id: str | None = None,
 ) -> Hold:
     """Hold `amount` until `settle`; it counts as a start of `requests_per_minute`.
 
     server_id: whose request it is: it counts as running, and is freed when that server is dead. None: a Job's or a harvest's, which stays.
-    least: where the budgets have less output left than asked for, take what there is, but not less than this.
+    least_output: where the budgets have fewer output tokens left than asked for, take what there is, but not less than this.
+    hold_id: see `new_hold_id`; left out, it gets one.
 
     Raises:
         OverBudget: a limit leaves no room. KeyInactiveError: the key is not active, or not there.
@@ -151,19 +164,24 @@ def take_hold(
     found = _usage(connection, key, now)
     started = _check_rate(connection, key_id, found, now)
     _check_running(found, running=server_id is not None)
-    if least is not None:
+    if least_output is not None:
         room = _most_output(found, amount.input_tokens)
-        amount = replace(amount, output_tokens=max(min(amount.output_tokens, room), least.output_tokens))
+        amount = replace(amount, output_tokens=max(min(amount.output_tokens, room), least_output))
     for limit, (_, member) in BUDGETS.items():
         left, asked = found.left(limit), getattr(amount, member)
         if left is not None and asked > max(left, 0):
-            raise OverBudget(limit, found.limits[limit], max(left, 0), asked, found.renews_at(limit))
+            raise OverBudget(limit, found.limits[limit], max(left, 0), asked, found.used(limit)[1], found.renews_at(limit))
     if started is not None:
         _count_start(connection, key_id, int(now // 60), started)
-    hold = Hold("hold_" + secrets.token_hex(16), key_id, amount)
+    hold = Hold(hold_id or new_hold_id(), key_id, amount)
     row = {"id": hold.id, "key_id": key_id, "server_id": server_id, "created_at": now, **asdict(amount)}
     connection.execute(insert(holds).values(**row, month=found.month.period, day=found.day.period))
     return hold
+
+
+def new_hold_id() -> str:
+    """For who wants to know a Hold's id before its transaction is committed, and to settle it whatever became of that."""
+    return "hold_" + secrets.token_hex(16)
 
 
 def settle(connection: Connection, hold_id: str, used: Amount, requests: int = 1) -> Amount:
@@ -264,7 +282,7 @@ def _amount(row: Row[Any]) -> Amount:
 def _check_running(found: Usage, *, running: bool) -> None:
     limit = found.limits.get("concurrency")
     if running and limit is not None and found.running >= limit:
-        raise OverBudget("concurrency", limit, 0, 1, None)
+        raise OverBudget("concurrency", limit, 0, 1, found.running, None)
 
 
 def _check_rate(connection: Connection, key_id: str, found: Usage, now: float) -> int | None:
@@ -275,7 +293,7 @@ def _check_rate(connection: Connection, key_id: str, found: Usage, now: float) -
     minute = int(now // 60)
     count = connection.execute(select(starts.c.count).where(starts.c.key_id == key_id, starts.c.minute == minute)).scalar() or 0
     if count >= limit:
-        raise OverBudget("requests_per_minute", limit, 0, 1, (minute + 1) * 60.0)
+        raise OverBudget("requests_per_minute", limit, 0, 1, 0, (minute + 1) * 60.0)
     return count
 
 
@@ -283,7 +301,7 @@ def _count_start(connection: Connection, key_id: str, minute: int, count: int) -
     if count:
         connection.execute(update(starts).where(starts.c.key_id == key_id, starts.c.minute == minute).values(count=count + 1))
     else:
-        connection.execute(delete(starts).where(starts.c.key_id == key_id, starts.c.minute < minute))
+        connection.execute(delete(starts).where(starts.c.key_id == key_id, starts.c.minute < minute - KEPT_MINUTES))
         connection.execute(insert(starts).values(key_id=key_id, minute=minute, count=1))
 
 

@@ -47,8 +47,8 @@ servers = Table(
 )
 
 # month, day: `2026-11` and `2026-11-30` in UTC, of when it was taken: what it turns into is spent there. server_id is null where the
-# Hold is a Job's or a harvest's, which outlive servers. freed_at: its server was taken for dead: it no longer counts, and what it turns into
-# (the server may come back) is at most what the budget has left.
+# Hold is a Job's or a harvest's, which outlive servers. freed_at: its server was taken for dead: it no longer counts, and what it turns
+# into, should the server come back, is at most what the budget has left.
 holds = Table(
     "holds",
     metadata,

@@ -16,8 +16,8 @@ from ster.progress import in_bytes
 from ster.server.capture import check_layers
 from ster.server.errors import ApiError, invalid
 from ster.server.harvests.request import MOST_LAYERS, EncodedDirections, HarvestRequest
+from ster.server.loaded import Loaded
 from ster.server.plan import sentence
-from ster.server.served import Loaded
 from ster.server.settings import Settings
 from ster.server.tensors import TensorError, from_base64, unpack
 from ster.server.texts import prompt_ids

@@ -10,8 +10,8 @@ from typing import Literal
 from ster.errors import SterError
 from ster.progress import Progress
 from ster.readable import Keep
+from ster.server.loaded import Loaded
 from ster.server.running import Ticket
-from ster.server.served import Loaded
 from ster.server.work import Event, Failed, Finished, Work
 
 AHEAD_BYTES = 64 << 20  # of rows that run or wait to be kept, as in a pass of `ster.capture`

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ster.server.body import Bodies, with_body
-from ster.server.callers import caller_of
+from ster.server.body import Bodies, Body, read_body
+from ster.server.callers import Caller, caller_of
 from ster.server.errors import invalid
 from ster.server.form import Json
 from ster.server.harvests.documents import base_url, document, summary
@@ -21,13 +21,17 @@ from ster.server.harvests.plan import make_plan
 from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.runner import Runner
 from ster.server.harvests.store import Store
-from ster.server.requests import json_response, record_of
+from ster.server.lease import Lease
+from ster.server.loaded import Loaded
+from ster.server.requests import json_response
 from ster.server.schema import parse_body
 from ster.server.served import Models
 from ster.server.settings import Settings
+from ster.server.waiting import claim, held, model_of
 from ster.state.state import State
 
 MOST_LISTED = 100
+Asked = tuple[HarvestRequest, bytes]
 
 
 class Harvests:
@@ -64,21 +68,33 @@ async def one_harvest(request: Request) -> Response:
 
 async def post_harvest(request: Request) -> Response:
     harvests = harvests_of(request)
-    return json_response(await with_body(request, partial(_submit, request, harvests.store), harvests.bodies), 202)
+    settings = harvests.store.settings
+    body = await read_body(request, lambda raw: (parse_body(HarvestRequest, raw, settings), raw), harvests.bodies)
+    try:
+        lease = claim(request, body.content[0].model)
+    except BaseException:
+        body.close()
+        raise
+    return await held(request, _take_in(request, harvests.store, body, lease))
 
 
-def _submit(request: Request, store: Store, raw: bytes) -> Json:
+async def _take_in(request: Request, store: Store, body: Body[Asked], lease: Lease) -> Response:
+    try:
+        loaded = await model_of(request, lease)
+        return json_response(await body.in_turn(partial(_queue, caller_of(request), store, lease.served.name, loaded), body.content), 202)
+    finally:
+        lease.close()
+        body.close()
+
+
+def _queue(caller: Caller, store: Store, model: str, loaded: Loaded, given: Asked) -> Json:
     """
     Raises:
         ApiError: it cannot be done, or not now; nothing of it is then stored.
     """
-    models: Models = request.app.state.models
-    asked = parse_body(HarvestRequest, raw, store.settings)
-    served = models.named(asked.model)
-    record_of(request).model = served.name
-    plan = make_plan(served.ready(), store.settings, asked)
-    id = store.add(caller_of(request), served.name, asked, raw, plan)
-    return {"job_id": id, "status": "pending", "model": served.name, "n_prompts": len(asked.prompts)}
+    asked, raw = given
+    id = store.add(caller, model, asked, raw, make_plan(loaded, store.settings, asked))
+    return {"job_id": id, "status": "pending", "model": model, "n_prompts": len(asked.prompts)}
 
 
 async def get_file(request: Request) -> Response:

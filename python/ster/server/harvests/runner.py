@@ -21,8 +21,9 @@ from ster.server.harvests.plan import directions_of, layers_of
 from ster.server.harvests.reading import ServedReadable
 from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.store import Store
+from ster.server.loaded import Loaded
 from ster.server.plan import sentence
-from ster.server.served import Loaded, Models
+from ster.server.served import Models, Served
 from ster.server.work import ShuttingDown
 from ster.state.queue import MAX_ATTEMPTS
 
@@ -31,6 +32,7 @@ IDLE_SECONDS = 1.0  # between looks for what other servers were asked
 RECOVER_SECONDS = 10.0
 SWEEP_SECONDS = 60.0
 BUSY_SECONDS = 5.0
+LOOK_SECONDS = 0.2
 
 
 class BusyError(Exception):
@@ -84,7 +86,8 @@ class Runner:
         if now >= self._swept or self._store.wake.is_set():
             self._swept = now + SWEEP_SECONDS
             self._store.sweep()
-        row = self._store.queue.claim([served.name for served in self._models], self._store.server_id)
+        names = [served.name for served in self._models if _answers(served)]
+        row = self._store.queue.claim(names, self._store.server_id) if names else None
         if row is None:
             return False
         self._run(SimpleNamespace(**row._mapping))
@@ -105,7 +108,11 @@ class Runner:
             self._put_back(row)
             self._ended.wait(BUSY_SECONDS)
         except ApiError as error:
-            self._store.finish(row, error)
+            if error.status != 503:
+                self._store.finish(row, error)
+            else:  # the model or the server went away: no fault of the harvest's
+                self._put_back(row)
+                self._ended.wait(IDLE_SECONDS)
         except SterError as error:
             self._store.finish(row, self._refusal(row, error))
         except Exception:
@@ -124,13 +131,18 @@ class Runner:
     def _model(self, name: str) -> Iterator[Loaded]:
         """
         Raises:
-            ApiError: it cannot be loaded.
+            ApiError: it cannot be loaded, or not now. StoppedError.
         """
-        served = self._models.named(name)
-        while not served.settled.wait(IDLE_SECONDS):
-            if self._stopping:
-                raise StoppedError
-        yield served.ready()
+        lease = self._models.named(name).claim()
+        try:
+            end = time.monotonic() + self._store.settings.load_seconds
+            while lease.waits and time.monotonic() < end:
+                if self._stopping:
+                    raise StoppedError
+                self._ended.wait(LOOK_SECONDS)
+            yield lease.result(0)
+        finally:
+            lease.close()
 
     def _harvest(self, row: Any, loaded: Loaded) -> str:
         """Its `run_id`. What is on disk of it is gone on with; unless it is of another model or version, when it is begun anew."""
@@ -165,3 +177,8 @@ class Runner:
             log.error("harvest %s: %s", row.id, error)
             return ApiError(500, f"The server could not store the harvest: {message}", code="harvest_storage_failed")
         return ApiError(400, message, code="harvest_failed")
+
+
+def _answers(served: Served) -> bool:
+    """A harvest would not wait in vain; the first one loads a model that is not there."""
+    return served.state in ("ready", "idle") or (served.state == "failed" and served.retry_seconds == 0)
