@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_ranges_put_together_are_the_file(server: Client, done: Any, shard: byte
     path = f"/v1/harvest/{done['job_id']}/files/shard_00000.safetensors"
     bounds = sorted({0, *(cut for cut in cuts if cut < len(shard)), len(shard)})
     pieces = []
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in pairwise(bounds):
         answer = server.get(path, headers={"range": f"bytes={first}-{last - 1}"})
         assert answer.status_code == 206 and answer.headers["content-range"] == f"bytes {first}-{last - 1}/{len(shard)}"
         pieces.append(answer.content)

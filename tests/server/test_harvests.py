@@ -1,4 +1,4 @@
-"""`/v1/harvest`: the files are those of `ster.harvest`, whatever else the server does; what cannot be done is refused before anything is stored."""
+"""`/v1/harvest`: the files are those of `ster.harvest`; what cannot be done is refused before anything is stored."""
 
 from __future__ import annotations
 

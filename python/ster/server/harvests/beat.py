@@ -36,7 +36,8 @@ class Beat:
         self._next = 0.0
         self._done = 0
         self._run_id: str | None = None
-        self._kept = 0  # shards on disk at first
+        self._journal = Journal(store.folder_of(row.id))
+        self._size: int | None = None  # of the journal at first
         self.begun = False
 
     def report(self, done: int, total: int) -> None:
@@ -47,9 +48,9 @@ class Beat:
         """
         if not self.begun:
             self.begun = True
-            found = self._journal()
+            found = self._journal.read()  # None where every shard is on disk
             if found is not None:
-                self._run_id, self._kept = found
+                self._run_id, self._size = str(found[0]["run_id"]), self._journal.path.stat().st_size
         self._done = done
         self.check()
 
@@ -60,14 +61,15 @@ class Beat:
         """
         if self._stopping():
             raise StoppedError
-        if time.monotonic() < self._next:
+        comes_on = self._row.attempts > 1 and self._comes_on()
+        if time.monotonic() < self._next and not comes_on:
             return
         self._next = time.monotonic() + BEAT_SECONDS
         values: dict[str, Any] = {"tokens_done": self._done}
         if self._run_id is not None:
             values["run_id"] = self._run_id
-            if self._row.attempts > 1 and (found := self._journal()) is not None and found[1] > self._kept:
-                values["attempts"] = 1
+        if comes_on:
+            values["attempts"] = 1
         try:
             with self._store.database.write() as connection:
                 ours = self._store.queue.update(connection, self._row, **values)
@@ -78,7 +80,9 @@ class Beat:
             raise ClaimLostError
         self._row.attempts = values.get("attempts", self._row.attempts)
 
-    def _journal(self) -> tuple[str, int] | None:
-        """The `run_id`, and how many shards are on disk; None: all of them are."""
-        found = Journal(self._store.folder_of(self._row.id)).read()
-        return None if found is None else (str(found[0]["run_id"]), len(found[1]))
+    def _comes_on(self) -> bool:
+        """A shard more is on disk than at first."""
+        try:
+            return self._size is not None and self._journal.path.stat().st_size > self._size
+        except FileNotFoundError:
+            return False
