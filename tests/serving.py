@@ -78,7 +78,7 @@ def error_of(response: httpx.Response) -> tuple[int, str, str | None]:
 def running(
     models: dict[str, Loader | Path], settings: Settings | None = None, *, hosts: Any = None, wait: bool = True, state: State | None = None
 ) -> Iterator[Client]:
-    """A server of `models`. wait: until they have loaded."""
+    """A server of `models`. wait: until they have loaded. state: of keys, which stays open."""
     specs = [
         ServedSpec(name, (lambda folder=found: ster.load(folder)) if isinstance(found, Path) else found)  # type: ignore[misc]
         for name, found in models.items()

@@ -345,3 +345,35 @@ def test_many_submissions_at_once_leave_as_many_as_may_be(toy_model: ster.Model,
         for thread in threads:
             thread.join()
         assert sorted(answers) == [202] * 3 + [429] * 9
+
+
+# Waiting for its end
+
+
+def test_a_wait_ends_with_the_harvest(toy_model: ster.Model, tmp_path: Path) -> None:
+    """Four of a caller may wait; one more is told at once how far it is."""
+    opened = threading.Event()
+    plain = ServedReadable.read
+
+    def read(self: Any, *args: Any, **options: Any) -> None:
+        assert opened.wait(60)
+        plain(self, *args, **options)
+
+    with harvesting(toy_model, tmp_path) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServedReadable, "read", read)
+        id = submit(client)
+        assert error_of(client.get(f"/v1/harvest/{id}?wait=61"))[::2] == (400, "wait")
+        answers: list[Any] = []
+        threads = [threading.Thread(target=lambda: answers.append(client.get(f"/v1/harvest/{id}?wait=60"))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        polls = client.app.state.longpolls
+        until(lambda: polls._waiting.total() == 4)
+        declined = client.get(f"/v1/harvest/{id}?wait=60")
+        assert declined.headers["x-acs-longpoll"] == "declined" and declined.headers["retry-after"] == "5"
+        assert declined.json()["status"] in ("pending", "running")
+        opened.set()
+        for thread in threads:
+            thread.join()
+        assert [answer.json()["status"] for answer in answers] == ["done"] * 4
+        assert all(answer.json()["result"] is not None for answer in answers)

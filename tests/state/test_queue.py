@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,9 +51,9 @@ def die(queue: Queue, id: str) -> None:
         connection.execute(delete(servers).where(servers.c.id == id))
 
 
-def recover(queue: Queue) -> list[str]:
+def recover(queue: Queue, held: Collection[str] = ()) -> list[str]:
     with queue._database.write() as connection:
-        return [row.id for row in queue.recover(connection, '{"code": "x"}')]
+        return [row.id for row in queue.recover(connection, '{"code": "x"}', "me", held)]
 
 
 def end(queue: Queue, claimed: Found | None, state: Any = "done") -> bool:
@@ -186,6 +186,16 @@ def test_a_server_does_not_end_what_it_claimed_again(queue: Queue) -> None:
     live(queue, "s")
     second = queue.claim(MODELS, "s")
     assert not end(queue, first) and end(queue, second)
+
+
+def test_what_a_server_has_forgotten_is_put_back(queue: Queue) -> None:
+    live(queue, "me", "t")
+    for id in ("1", "2", "3"):
+        add(queue, "o", id)
+    mine = [queue.claim(MODELS, "me"), queue.claim(MODELS, "me")]
+    other = queue.claim(MODELS, "t")
+    assert recover(queue, held=["2"]) == [] and [state(queue, id) for id in "123"] == ["queued", "running", "running"]
+    assert not end(queue, mine[0]) and end(queue, mine[1]) and end(queue, other)
 
 
 def test_what_ends_its_servers_is_given_up(queue: Queue) -> None:

@@ -21,7 +21,10 @@ from ster.server.chat import chat_completions
 from ster.server.completions import completions
 from ster.server.errors import ApiError, method_not_allowed, not_found, shutting_down
 from ster.server.guard import Guard
-from ster.server.harvests.routes import HARVEST_ROUTES, Harvests
+from ster.server.harvests.routes import Harvests, harvest_file, harvest_list, one_harvest
+from ster.server.jobs.routes import job_list, one_job
+from ster.server.jobs.runner import Runner
+from ster.server.longpoll import LongPolls
 from ster.server.metrics import CONTENT_TYPE, Metrics
 from ster.server.openapi import openapi
 from ster.server.requests import Errors, Requests, json_response
@@ -82,7 +85,11 @@ async def openapi_page(request: Request) -> Response:
 ROUTES = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    *HARVEST_ROUTES,
+    Route("/v1/harvest", harvest_list, methods=["GET", "POST"]),
+    Route("/v1/harvest/{id}", one_harvest, methods=["GET", "DELETE"]),
+    Route("/v1/harvest/{id}/files/{name}", harvest_file),
+    Route("/v1/jobs", job_list, methods=["GET", "POST"]),
+    Route("/v1/jobs/{id}", one_job, methods=["GET", "DELETE"]),
     Route("/v1/models", list_models),
     Route("/v1/models/{id:path}/status", model_status),
     Route("/v1/models/{id:path}", get_model),
@@ -112,7 +119,7 @@ def create_app(
                 allow_origins=settings.allowed_origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["authorization", "content-type"],
-                expose_headers=["x-request-id", "retry-after"],
+                expose_headers=["x-request-id", "retry-after", "x-acs-longpoll"],
             )
         )
     layers += [Middleware(Errors), Middleware(Guard, keys=settings.api_keys, hosts=hosts)]
@@ -123,25 +130,27 @@ def create_app(
     app.state.metrics = metrics
     app.state.models = Models(models, settings)
     app.state.state = state
-    app.state.harvests = None if state is None else Harvests(state, app.state.models, settings, lambda: app.state.draining)
+    app.state.harvests = None if state is None else Harvests(state, app.state.models, settings, lambda: bool(app.state.draining))
     app.state.draining = False
+    app.state.longpolls = LongPolls()
+    app.state.jobs = None if state is None else Runner(state, app.state.models, settings, lambda: bool(app.state.draining))
     return app
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     models: Models = app.state.models
-    harvests: Harvests | None = app.state.harvests
+    runners = [app.state.jobs, app.state.harvests.runner] if app.state.state is not None else []
     threading.Thread(target=models.load, name="ster-load", daemon=True).start()
     unloading = asyncio.ensure_future(models.unload_unused())
-    if harvests is not None:
-        harvests.runner.start()
+    for runner in runners:
+        runner.start()
     try:
         yield
     finally:
+        for runner in runners:
+            await run_in_threadpool(runner.stop)
         unloading.cancel()
-        if harvests is not None:
-            await run_in_threadpool(harvests.runner.stop)
         await run_in_threadpool(models.drain, 0.0)
 
 

@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from ster.errors import SterError
-from ster.server.capture import encode_activations, verify_shape
 from ster.server.choices import Choices
 from ster.server.errors import ApiError, invalid, queue_full, shutting_down
 from ster.server.feed import Feed
@@ -77,16 +76,8 @@ class Ongoing:
         self._lease.close()
 
     def activations(self) -> Json:
-        """The tensor, verified; to be called off the event loop.
-
-        Raises:
-            ApiError: it does not fit the request, or not its dtype.
-        """
-        plan, choice = self.plan, self.choices[0]
-        facts = plan.loaded.facts
-        verify_shape(choice.residual, plan.layers, len(plan.prompts[0].tokens), len(choice.tokens), facts.hidden)
-        assert choice.residual is not None
-        return {"residual_stream": encode_activations(choice.residual, plan.dtype, plan.layers)}
+        """See `Choices.activations`."""
+        return self.choices.activations()
 
 
 def timed_out(settings: Settings) -> ApiError:

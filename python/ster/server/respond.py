@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ster.server.body import Body, read_body
+from ster.server.choices import Choices
 from ster.server.form import Form, Head, Json
 from ster.server.lease import Lease
 from ster.server.loaded import Loaded
@@ -100,7 +101,7 @@ async def _answer(
             return EventStream(ongoing, form, head, await ongoing.next())
         while not ongoing.choices.finished:
             await ongoing.next()
-        answer = await run_in_threadpool(_whole, ongoing, form, head)
+        answer = await run_in_threadpool(whole, ongoing.choices, form, head)
     except BaseException:
         ongoing.close()
         raise
@@ -108,10 +109,14 @@ async def _answer(
     return Response(answer, media_type="application/json")
 
 
-def _whole(ongoing: Ongoing, form: Form, head: Head) -> bytes:
-    choices = ongoing.choices
+def whole(choices: Choices, form: Form, head: Head) -> bytes:
+    """The answer of choices that are finished.
+
+    Raises:
+        ApiError: see `Choices.activations`.
+    """
     document = head.of(form.object) | {"choices": [form.choice(choices, choice) for choice in choices]}
     document |= form.extra(choices) | {"usage": choices.usage()}
-    if ongoing.plan.layers is not None:
-        document["activations"] = ongoing.activations()
+    if choices.plan.layers is not None:
+        document["activations"] = choices.activations()
     return orjson.dumps(document)

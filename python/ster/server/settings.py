@@ -86,6 +86,15 @@ class Settings:
     public_url: str | None = None
     """What URLs in answers begin with, where it is not what the Host header says, as behind a proxy."""
 
+    jobs_running: int = 8
+    """Jobs that this server runs at the same time: so many texts can share a pass."""
+    max_jobs: int = 1000
+    """Jobs of a caller that wait or run."""
+    max_job_bytes: int = 4 << 30
+    """Of all Jobs of a caller: their requests and results."""
+    job_days: float = 7.0
+    """After its end a Job and its result stay for so long."""
+
     @property
     def bodies_bytes(self) -> int:
         """Bytes of bodies that are read and parsed at the same time."""

@@ -133,20 +133,23 @@ class Queue:
         connection.execute(update(table).where(table.c.id == id).values(**ended))
         return row, True
 
-    def recover(self, connection: Connection, error: str) -> Sequence[Found]:
-        """Put back what dead servers had claimed; what has been tried `MAX_ATTEMPTS` times fails with `error`, and is returned as it was,
-        for its Holds to be freed."""
+    def retry(self, connection: Connection, claimed: Found, error: str) -> bool:
+        """Queue a claimed row again, whose attempt came to nothing; after `MAX_ATTEMPTS` it fails with `error` instead: True, and its Hold
+        is to be freed."""
+        if claimed.attempts >= MAX_ATTEMPTS:
+            return self.finish(connection, claimed, "failed", error)
+        self.update(connection, claimed, state="queued", server_id=None, started_at=None)
+        return False
+
+    def recover(self, connection: Connection, error: str, server_id: str, held: Collection[str]) -> Sequence[Found]:
+        """`retry` what dead servers had claimed, and what this one has whose id is not among those it has in hand (`held`): the database
+        did not hear of its end. Those that failed are returned as they were, for their Holds to be freed."""
         bury_dead(connection)
         table = self._table
-        query = select(*self._shown).where(table.c.state == "running", table.c.server_id.not_in(living()))
+        forgotten = and_(table.c.server_id == server_id, table.c.id.not_in(held))
+        query = select(*self._shown).where(table.c.state == "running", or_(table.c.server_id.not_in(living()), forgotten))
         lost = connection.execute(query.with_for_update(skip_locked=True)).all()
-        tired = [row for row in lost if row.attempts >= MAX_ATTEMPTS]
-        for row in lost:
-            if row.attempts >= MAX_ATTEMPTS:
-                self.finish(connection, row, "failed", error)
-            else:
-                self.update(connection, row, state="queued", server_id=None, started_at=None)
-        return tired
+        return [row for row in lost if self.retry(connection, row, error)]
 
     def still(self, claimed: Collection[Found]) -> set[str]:
         """The ids of those that are still claimed so."""

@@ -87,8 +87,9 @@ starts = Table(
     Column("count", BigInteger, nullable=False),
 )
 
-# owner: a key's id, or what stands for callers without one. state: queued, running, done, failed, cancelled. request: the body as JSON,
-# with its seed. hold_id: of `holds`, while it is not final. error: the JSON of the refusal. The result is a file in the state's folder.
+# owner: a key's id, or what stands for callers without one. state: queued, running, done, failed, cancelled. hold_id: of `holds`, while it
+# is not final. size: bytes of the request and of the result, as far as that is known. seed: the request's, or drawn when it came. request:
+# the body as it was sent. error: the JSON of the refusal. The result is a file in the state's folder.
 jobs = Table(
     "jobs",
     metadata,
@@ -102,8 +103,10 @@ jobs = Table(
     Column("server_id", String(40)),
     Column("attempts", Integer, nullable=False, default=0),
     Column("hold_id", String(40)),
-    Column("request", LargeBinary, nullable=False),
+    Column("size", BigInteger, nullable=False, default=0),
+    Column("seed", BigInteger, nullable=False, default=0),
     Column("error", Text),
+    Column("request", LargeBinary, nullable=False),
     Index("ix_jobs_owner_created_at", "owner", "created_at"),
     Index("ix_jobs_owner_started_at", "owner", "started_at"),
     Index("ix_jobs_state_created_at", "state", "created_at"),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TYPES = {".json": "application/json", ".safetensors": "application/octet-stream"}
 
 
-async def harvest_file(request: Request, store: Store) -> Response:
+async def answer_file(request: Request, store: Store) -> Response:
     id, name = request.path_params["id"], request.path_params["name"]
     signed = "signature" in request.query_params
     if signed:

@@ -8,7 +8,6 @@ from functools import partial
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from ster.server.body import Bodies, Body, read_body
 from ster.server.callers import Caller, caller_of
@@ -16,18 +15,20 @@ from ster.server.errors import invalid
 from ster.server.form import Json
 from ster.server.harvests.documents import base_url, document, summary
 from ster.server.harvests.errors import unavailable
-from ster.server.harvests.files import harvest_file
+from ster.server.harvests.files import answer_file
 from ster.server.harvests.plan import make_plan
 from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.runner import Runner
 from ster.server.harvests.store import Store
 from ster.server.lease import Lease
 from ster.server.loaded import Loaded
+from ster.server.longpoll import poll
 from ster.server.requests import json_response
 from ster.server.schema import parse_body
 from ster.server.served import Models
 from ster.server.settings import Settings
 from ster.server.waiting import claim, held, model_of
+from ster.state.queue import FINAL, Found
 from ster.state.state import State
 
 MOST_LISTED = 100
@@ -58,15 +59,15 @@ def harvests_of(request: Request) -> Harvests:
     return found
 
 
-async def harvests(request: Request) -> Response:
-    return await (post_harvest(request) if request.method == "POST" else list_harvests(request))
+async def harvest_list(request: Request) -> Response:
+    return await (_submit(request) if request.method == "POST" else _listing(request))
 
 
 async def one_harvest(request: Request) -> Response:
-    return await (delete_harvest(request) if request.method == "DELETE" else get_harvest(request))
+    return await (_cancel(request) if request.method == "DELETE" else _get(request))
 
 
-async def post_harvest(request: Request) -> Response:
+async def _submit(request: Request) -> Response:
     harvests = harvests_of(request)
     settings = harvests.store.settings
     body = await read_body(request, lambda raw: (parse_body(HarvestRequest, raw, settings), raw), harvests.bodies)
@@ -97,39 +98,37 @@ def _queue(caller: Caller, store: Store, model: str, loaded: Loaded, given: Aske
     return {"job_id": id, "status": "pending", "model": model, "n_prompts": len(asked.prompts)}
 
 
-async def get_file(request: Request) -> Response:
-    return await harvest_file(request, harvests_of(request).store)
+async def harvest_file(request: Request) -> Response:
+    return await answer_file(request, harvests_of(request).store)
 
 
-async def get_harvest(request: Request) -> Response:
+async def _get(request: Request) -> Response:
     store, caller, id = harvests_of(request).store, caller_of(request), request.path_params["id"]
     base = base_url(request)
-    return json_response(await run_in_threadpool(lambda: document(store, store.get(caller, id), base)))
+
+    async def look() -> Found:
+        return await run_in_threadpool(store.get, caller, id)
+
+    row, headers = await poll(request, look, lambda row: row.state in FINAL)
+    return json_response(await run_in_threadpool(document, store, row, base), headers=headers)
 
 
-async def list_harvests(request: Request) -> Response:
+async def _listing(request: Request) -> Response:
     return json_response(await run_in_threadpool(_list, request))
 
 
 def _list(request: Request) -> Json:
     store = harvests_of(request).store
     given = request.query_params.get("limit", "20")
-    if not (given.isascii() and given.isdecimal() and 1 <= int(given) <= MOST_LISTED):
-        raise invalid(f"limit: Input should be a number from 1 to {MOST_LISTED}.", "limit")
-    found = store.queue.list(caller_of(request).id, int(given), request.query_params.get("after"))
+    if not (given.isascii() and given.isdecimal() and len(given) <= 3 and 1 <= int(given) <= MOST_LISTED):
+        raise invalid(f"limit must be a whole number, 1 to {MOST_LISTED}.", "limit")
+    found = store.list(caller_of(request), int(given), request.query_params.get("after"))
     if found is None:
-        raise invalid("after: You have no such harvest.", "after")
+        raise invalid("after must be the id of a harvest of yours.", "after")
     rows, more = found
     return {"object": "list", "data": [summary(store, row) for row in rows], "has_more": more}
 
 
-async def delete_harvest(request: Request) -> Response:
+async def _cancel(request: Request) -> Response:
     store, caller, id = harvests_of(request).store, caller_of(request), request.path_params["id"]
     return json_response(await run_in_threadpool(lambda: summary(store, store.cancel(caller, id)) | {"result": None}))
-
-
-HARVEST_ROUTES = [
-    Route("/v1/harvest", harvests, methods=["GET", "POST"]),
-    Route("/v1/harvest/{id}", one_harvest, methods=["GET", "DELETE"]),
-    Route("/v1/harvest/{id}/files/{name}", get_file),
-]

@@ -25,7 +25,6 @@ from ster.server.loaded import Loaded
 from ster.server.plan import sentence
 from ster.server.served import Models, Served
 from ster.server.work import ShuttingDown
-from ster.state.queue import MAX_ATTEMPTS
 
 log = logging.getLogger("ster.server")
 IDLE_SECONDS = 1.0  # between looks for what other servers were asked
@@ -117,11 +116,7 @@ class Runner:
             self._store.finish(row, self._refusal(row, error))
         except Exception:
             log.exception("harvest %s crashed", row.id)
-            if row.attempts >= MAX_ATTEMPTS:
-                self._store.finish(row, internal_error())
-            else:
-                with self._store.database.write() as connection:
-                    self._store.queue.update(connection, row, state="queued", server_id=None)
+            self._store.retry(row, internal_error())
 
     def _put_back(self, row: Any) -> None:
         with self._store.database.write() as connection:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, func, select, text, update
+from sqlalchemy import Connection, func, select, text, update
 
 from ster.errors import InputError
 from ster.harvest.disk import locked
@@ -31,11 +33,12 @@ from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.signing import Signer, load_secret
 from ster.server.settings import Settings
 from ster.state.budget import NOTHING, Amount, OverBudget, settle, take_hold
-from ster.state.queue import Queue
+from ster.state.queue import Found, Queue
 from ster.state.state import State
 from ster.state.tables import harvests
 
 FOLDER = "harvests"
+ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 MARGIN_BYTES = 64 << 20  # of the disk, for the database and all else
 REMEMBERED_SECONDS = 30 * 86400.0  # how long a row stays without its files
 SUBMITTING = 0x48617276  # any number that is ours, for PostgreSQL's advisory lock
@@ -76,30 +79,36 @@ class Store:
         self.wake.set()
         return id
 
-    def get(self, caller: Caller, id: str) -> Row[Any]:
+    def get(self, caller: Caller, id: str) -> Found:
         """
         Raises:
             ApiError: 404, there is none, or it is another's.
         """
-        row = self.queue.get(caller.id, id)
+        row = self.queue.get(caller.id, id) if ID.fullmatch(id) else None
         if row is None:
             raise job_not_found(id)
         return row
 
-    def find(self, id: str) -> Row[Any] | None:
+    def list(self, caller: Caller, limit: int, after: str | None) -> tuple[Sequence[Found], bool] | None:
+        """See `Queue.list`."""
+        return None if after is not None and not ID.fullmatch(after) else self.queue.list(caller.id, limit, after)
+
+    def find(self, id: str) -> Found | None:
         """Whoever has it."""
+        if not ID.fullmatch(id):
+            return None
         with self.database.read() as connection:
             columns = [column for column in harvests.c if column.name != "request"]
             return connection.execute(select(*columns).where(harvests.c.id == id)).one_or_none()
 
-    def cancel(self, caller: Caller, id: str) -> Row[Any]:
+    def cancel(self, caller: Caller, id: str) -> Found:
         """The row, cancelled. It costs nothing, and its files go.
 
         Raises:
             ApiError: 404. 409, it is final.
         """
         with self.database.write() as connection:
-            found = self.queue.cancel(connection, caller.id, id)
+            found = self.queue.cancel(connection, caller.id, id) if ID.fullmatch(id) else None
             if found is None:
                 raise job_not_found(id)
             row, ended = found
@@ -109,7 +118,7 @@ class Store:
         self.wake.set()
         return self.get(caller, id)
 
-    def finish(self, row: Row[Any], outcome: str | ApiError) -> bool:
+    def finish(self, row: Found, outcome: str | ApiError) -> bool:
         """End a claimed row: with its run_id, and what it read is paid; or with an error, and nothing is. False: the claim was lost, and
         nothing was done."""
         with self.database.write() as connection:
@@ -123,9 +132,15 @@ class Store:
         return done
 
     def recover(self, error: ApiError) -> None:
-        """Put back what dead servers were at; what ended too many of them fails with `error`."""
+        """Put back what dead servers were at, and what this one was while it is at nothing; what has failed too often ends with `error`."""
         with self.database.write() as connection:
-            for row in self.queue.recover(connection, _text_of(error)):
+            for row in self.queue.recover(connection, _text_of(error), self.server_id, ()):
+                self._release(connection, row)
+
+    def retry(self, row: Any, error: ApiError) -> None:
+        """Queue a claimed row again whose attempt came to nothing; or end it, when that has happened too often."""
+        with self.database.write() as connection:
+            if self.queue.retry(connection, row, _text_of(error)):
                 self._release(connection, row)
 
     def expires(self, row: Any) -> float | None:
@@ -182,7 +197,7 @@ class Store:
             raise quota_exceeded(error.asked, error.left) from None
 
     @staticmethod
-    def _release(connection: Connection, row: Row[Any], used: Amount = NOTHING) -> None:
+    def _release(connection: Connection, row: Found, used: Amount = NOTHING) -> None:
         """Of a row that has ended: its Hold, and the prompts, which nobody needs any more."""
         if row.hold_id is not None:
             settle(connection, row.hold_id, used)

@@ -48,8 +48,10 @@ def upgrade() -> None:
         sa.Column("server_id", sa.String(length=40), nullable=True),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("hold_id", sa.String(length=40), nullable=True),
-        sa.Column("request", sa.LargeBinary(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("seed", sa.BigInteger(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("request", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     op.create_index("ix_jobs_owner_created_at", "jobs", ["owner", "created_at"], unique=False)
