@@ -68,5 +68,10 @@ def bad_range() -> ApiError:
     return ApiError(400, "The header Range must name bytes, as in bytes=0-1023.", code="invalid_range")
 
 
+def gave_up() -> ApiError:
+    message = "The harvest was tried several times, and each time the server failed. Its log has the cause."
+    return ApiError(500, message, code="harvest_failed")
+
+
 def _later(message: str, code: str) -> ApiError:
     return ApiError(429, message, code=code, headers={"Retry-After": str(RETRY_SECONDS)})

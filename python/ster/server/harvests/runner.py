@@ -15,8 +15,9 @@ import orjson
 from ster.errors import ArtifactError, FileError, InputError, SterError
 from ster.harvest import harvest
 from ster.harvest.manifest import read_manifest
-from ster.server.errors import ApiError, internal_error
+from ster.server.errors import ApiError
 from ster.server.harvests.beat import Beat, ClaimLostError, StoppedError
+from ster.server.harvests.errors import gave_up
 from ster.server.harvests.plan import directions_of, layers_of
 from ster.server.harvests.reading import ServedReadable
 from ster.server.harvests.request import HarvestRequest
@@ -81,7 +82,7 @@ class Runner:
         now = time.monotonic()
         if now >= self._recovered:
             self._recovered = now + RECOVER_SECONDS
-            self._store.recover(internal_error())
+            self._store.recover(gave_up())
         if now >= self._swept or self._store.wake.is_set():
             self._swept = now + SWEEP_SECONDS
             self._store.sweep()
@@ -116,7 +117,7 @@ class Runner:
             self._store.finish(row, self._refusal(row, error))
         except Exception:
             log.exception("harvest %s crashed", row.id)
-            self._store.retry(row, internal_error())
+            self._store.retry(row, gave_up())
 
     def _put_back(self, row: Any) -> None:
         with self._store.database.write() as connection:
