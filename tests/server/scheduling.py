@@ -157,7 +157,7 @@ def check_against_model(model: ster.Model, work: Work, answer: Answer) -> None:
     length = len(work.prompt)
     if work.layers:
         assert residual is not None and answer.residual is not None
-        rows = length + len(answer.ids) - 1
+        rows = length + max(len(answer.ids) - 1, 0)
         assert answer.residual.tobytes() == residual[:, :rows].tobytes()
     if work.prompt_logprobs is not None:
         expected = [score(row, token, work.prompt_logprobs) for row, token in zip(logits, work.prompt[1:], strict=False)]

@@ -17,20 +17,23 @@ from serving import Client, running
 
 import ster
 from ster.server.errors import ApiError, invalid, misfit, queue_full
+from ster.server.harvests.request import HarvestRequest
 from ster.server.openapi import ANSWERS, REQUESTS, openapi
 from ster.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
 from ster.server.settings import Settings
 from ster.server.tensors import encode
 
-CAPS = Settings(max_steering_vectors=2, max_stops=3, max_logprobs=50, max_prompts=4)
+CAPS = Settings(max_steering_vectors=2, max_stops=3, max_logprobs=50, max_prompts=4, max_harvest_prompts=4)
 DOCUMENT = openapi(CAPS)
 CROSS = ("Set ", "Send ", "prompts x n")  # refusals that no schema can say
 
+DIRECTIONS = {"data": "AAAA", "dtype": "float32", "shape": [2, 64], "compression": "none"}
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
     CompletionRequest: {"model": "m", "prompt": "x", "max_tokens": 1, "echo": True, "stream": True},
     ChatRequest: {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "logprobs": True, "stream": True},
     TokenizeRequest: {"prompt": "x"},
     DetokenizeRequest: {"tokens": [1]},
+    HarvestRequest: {"model": "m", "prompts": ["x"], "layers": "all", "project_onto": DIRECTIONS},
 }
 VECTOR: dict[str, Any] = {"activations": [[1, 2.5]], "layer_indices": [1]}
 POOL: list[Any] = [
@@ -152,6 +155,9 @@ def test_they_agree_on_what_is_inside_a_field() -> None:
             # What is in lists of numbers is NumPy's to check, and what is in the texts of vllm_xargs is no matter of a schema.
             if path[-1] != "activations" and not (path[:1] == ("vllm_xargs",) and isinstance(value, str)):
                 agree(CompletionRequest, body)
+    for path in places(BODIES[HarvestRequest]):
+        for value in [*POOL, [64, 1], [65, 1], [1, 64, 1], "none", "bfloat16", "all"]:
+            agree(HarvestRequest, changed(BODIES[HarvestRequest], path, value))
     chat = {**BODIES[ChatRequest], "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": None}]}
     for path in places(chat):
         for value in POOL:
@@ -205,11 +211,19 @@ def test_requests_take_no_other_fields() -> None:
 
 def test_paths_methods_and_statuses() -> None:
     operations = {
-        (path, method): entry for path, item in DOCUMENT["paths"].items() for method, entry in item.items() if method in ("get", "post")
+        (path, method): entry
+        for path, item in DOCUMENT["paths"].items()
+        for method, entry in item.items()
+        if method in ("get", "post", "delete")
     }
     assert set(operations) == {
         ("/v1/completions", "post"),
         ("/v1/chat/completions", "post"),
+        ("/v1/harvest", "post"),
+        ("/v1/harvest", "get"),
+        ("/v1/harvest/{id}", "get"),
+        ("/v1/harvest/{id}", "delete"),
+        ("/v1/harvest/{id}/files/{name}", "get"),
         ("/v1/models", "get"),
         ("/v1/models/{id}", "get"),
         ("/v1/models/{id}/status", "get"),
@@ -229,7 +243,7 @@ def test_paths_methods_and_statuses() -> None:
     assert {key for content in contents for media_type in content.values() for key in media_type} == {"schema", "example"}
     for entry in operations.values():
         for status, response in entry["responses"].items():
-            if status != "200":
+            if status not in ("200", "202", "206"):
                 assert response["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     assert len({entry["operationId"] for entry in operations.values()}) == len(operations)
 

@@ -216,7 +216,7 @@ def test_no_new_tokens_scores_the_prompt_alone(toy_model: ster.Model) -> None:
     work = Work(TEXTS[0][:50], 0, layers=(1,), prompt_logprobs=3)
     answer = alone(toy_model, work)
     assert answer.ids == [] and answer.prompt is not None and len(answer.prompt) == 50
-    assert answer.residual is not None and answer.residual.shape == (1, 49, HIDDEN)
+    assert answer.residual is not None and answer.residual.shape == (1, 50, HIDDEN)
     check_against_model(toy_model, work, answer)
     one = alone(toy_model, Work((5,), 0, prompt_logprobs=0))
     assert one.prompt == [None]

@@ -21,6 +21,7 @@ from ster.server.chat import chat_completions
 from ster.server.completions import completions
 from ster.server.errors import ApiError, method_not_allowed, not_found, shutting_down
 from ster.server.guard import Guard
+from ster.server.harvests.routes import Harvests, harvest_file, harvest_list, one_harvest
 from ster.server.jobs.routes import job_list, one_job
 from ster.server.jobs.runner import Runner
 from ster.server.longpoll import LongPolls
@@ -84,6 +85,9 @@ async def openapi_page(request: Request) -> Response:
 ROUTES = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/harvest", harvest_list, methods=["GET", "POST"]),
+    Route("/v1/harvest/{id}", one_harvest, methods=["GET", "DELETE"]),
+    Route("/v1/harvest/{id}/files/{name}", harvest_file),
     Route("/v1/jobs", job_list, methods=["GET", "POST"]),
     Route("/v1/jobs/{id}", one_job, methods=["GET", "DELETE"]),
     Route("/v1/models", list_models),
@@ -122,10 +126,11 @@ def create_app(
     app = Starlette(routes=ROUTES, middleware=layers, exception_handlers={HTTPException: _refuse}, lifespan=_lifespan)
     app.router.redirect_slashes = False
     app.state.settings = settings
-    app.state.bodies = Bodies(settings)
+    app.state.bodies = Bodies(settings.max_body_bytes, settings.bodies_bytes)
     app.state.metrics = metrics
     app.state.models = Models(models, settings)
     app.state.state = state
+    app.state.harvests = None if state is None else Harvests(state, app.state.models, settings, lambda: bool(app.state.draining))
     app.state.draining = False
     app.state.longpolls = LongPolls()
     app.state.jobs = None if state is None else Runner(state, app.state.models, settings, lambda: bool(app.state.draining))
@@ -135,15 +140,15 @@ def create_app(
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     models: Models = app.state.models
+    runners = [app.state.jobs, app.state.harvests.runner] if app.state.state is not None else []
     threading.Thread(target=models.load, name="ster-load", daemon=True).start()
     unloading = asyncio.ensure_future(models.unload_unused())
-    runner: Runner | None = app.state.jobs
-    if runner is not None:
+    for runner in runners:
         runner.start()
     try:
         yield
     finally:
-        if runner is not None:
+        for runner in runners:
             await run_in_threadpool(runner.stop)
         unloading.cancel()
         await run_in_threadpool(models.drain, 0.0)

@@ -110,7 +110,7 @@ class Batch:
         """It runs no more; `keep`: its cache may serve others."""
         running.gone = True
         self._refused = None
-        if keep and running.source is None and running.job.work.share_prefix and self._chunkable:
+        if keep and running.source is None and running.job.lends and self._chunkable:
             self.prefixes.add(running.job.plan, running.tokens(), running.cache, running.blocks)
         self.ledger.unpin(running.blocks)
         self.ledger.take_bytes(-running.held)
@@ -123,7 +123,7 @@ class Batch:
         beginning = job.tokens[:-1]
         origin: Kept | Running | None
         origin, shared = self.prefixes.find(job.plan, beginning)
-        alike = [other for other in self.running if other.job.plan == job.plan and other.job.work.share_prefix]
+        alike = [other for other in self.running if other.job.plan == job.plan and other.job.lends]
         counts = [common(other.job.tokens, beginning) for other in alike]
         for other, count in zip(alike, counts, strict=True):
             if min(count, other.ran) > shared and min(count, other.ran) >= other.cache.shortest:

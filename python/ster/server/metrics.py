@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Labels = Mapping[str, str]
+MANY = ("/v1/models/", "/v1/jobs/", "/v1/harvest/")  # paths that go on with an id are counted together
 
 
 class Metrics:
@@ -31,7 +32,7 @@ class Metrics:
     def ended(self, path: str | None, record: Record) -> None:
         """path: None where the request was not HTTP."""
         if path is None or path not in self._paths:
-            path = next((f"{many}{{id}}" for many in ("/v1/models/", "/v1/jobs/") if path is not None and path.startswith(many)), "other")
+            path = next((f"{many}{{id}}" for many in MANY if path is not None and path.startswith(many)), "other")
         self._requests[path, record.status] += 1
         if record.model is not None:
             self._tokens[record.model, "prompt"] += record.prompt_tokens

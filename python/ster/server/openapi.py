@@ -12,6 +12,8 @@ from pydantic.json_schema import models_json_schema
 from ster._native import __version__
 from ster.server import answers, schema
 from ster.server.fields import X_LIMIT
+from ster.server.harvests import answers as harvest_answers
+from ster.server.harvests.request import HarvestRequest
 from ster.server.settings import Settings
 
 Json = dict[str, Any]
@@ -28,12 +30,16 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     answers.Health,
     answers.Ready,
     answers.Error,
+    harvest_answers.HarvestAccepted,
+    harvest_answers.Harvest,
+    harvest_answers.HarvestList,
 )
 REQUESTS: tuple[type[BaseModel], ...] = (
     schema.CompletionRequest,
     schema.ChatRequest,
     schema.TokenizeRequest,
     schema.DetokenizeRequest,
+    HarvestRequest,
 )
 
 EVERYWHERE = {
@@ -53,6 +59,8 @@ LOADING = {
 }
 NOT_READY = {503: "A model is loading for the start of the server, or failed to load; or the server is shutting down."}
 WAITED = {429: "Too many requests are waiting; try again after Retry-After seconds."}
+NO_STATE = {503: "The server keeps no state, and so no harvests; or it is shutting down, or the model failed to load."}
+NO_HARVEST = {404: "The caller has no such harvest."}
 GENERATING = {
     502: "The activations do not fit the request.",
     504: "The request took too long.",
@@ -118,6 +126,7 @@ def _examples(models: tuple[str, ...]) -> dict[type[BaseModel], list[Json]]:
         schema.ChatRequest: [{**plain, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}],
         schema.TokenizeRequest: [{"prompt": "The sky is", "add_special_tokens": False}],
         schema.DetokenizeRequest: [{"tokens": [1, 2]}],
+        HarvestRequest: [{"model": model, "prompts": ["The sky is", "The sea is"], "layers": [0]}],
     }
 
 
@@ -138,6 +147,7 @@ def _paths(models: tuple[str, ...]) -> Json:
             "get": _get("getModelStatus", "Whether it is loaded, and since when", answers.ModelStatus, missing),
             "parameters": [model_id],
         },
+        **_harvest_paths(),
         "/tokenize": {"post": _post("tokenize", "A text as token ids", schema.TokenizeRequest, answers.Tokens)},
         "/detokenize": {"post": _post("detokenize", "Token ids as text", schema.DetokenizeRequest, answers.Text)},
         "/tokenizer_info": {
@@ -149,6 +159,47 @@ def _paths(models: tuple[str, ...]) -> Json:
         "/ready": {"get": _get("ready", "Every model answers", answers.Ready, NOT_READY, open=True)},
         "/metrics": {"get": _get("metrics", "Prometheus text", None)},
         "/openapi.json": {"get": _get("openapi", "This document", {"type": "object"}, open=True)},
+    }
+
+
+def _harvest_paths() -> Json:
+    id: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    name: Json = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    wait: Json = {"name": "wait", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 60}}
+    wait["description"] = "Seconds to wait for its end. Where too many wait, the answer comes at once, with X-Acs-Longpoll: declined."
+    limit: Json = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}}
+    after: Json = {
+        "name": "after",
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": "Those that come after this one, by its id.",
+    }
+    signed: list[Json] = [
+        {"name": "expires", "in": "query", "schema": {"type": "integer"}, "description": "Of a URL that was signed."},
+        {"name": "signature", "in": "query", "schema": {"type": "string"}, "description": "Takes the place of a key."},
+    ]
+    accepted = _post("harvest", "Read the activations of many prompts into files", HarvestRequest, harvest_answers.HarvestAccepted)
+    accepted["responses"]["202"] = accepted["responses"].pop("200") | {"description": "It is queued, and goes on when the server restarts."}
+    _add_errors(accepted, NO_STATE | {429: "The caller, the key, the server or its disk has no room for it now."})
+    one = _get("getHarvest", "How far a harvest is, and its files", harvest_answers.Harvest, {**NO_HARVEST, **NO_STATE}, [wait])
+    cancelled = {**NO_HARVEST, **NO_STATE, 409: "It is done, failed or cancelled."}
+    file = _get("getHarvestFile", "A file of a harvest, in whole or in ranges", None, parameters=signed)
+    content: Json = {"application/octet-stream": {"schema": {}}, "application/json": {"schema": {"type": "object"}}}
+    file["responses"]["200"]["content"] = content
+    file["responses"]["206"] = {**file["responses"]["200"], "description": "The bytes that the header Range names."}
+    gone = {404: "No such harvest or file.", 410: "The files are gone, or the time of the URL is over.", 416: "There are no such bytes."}
+    _add_errors(file, {**NO_STATE, **gone, 403: "The URL was not signed by this server, or the Host header names another machine."})
+    return {
+        "/v1/harvest": {
+            "post": accepted,
+            "get": _get("listHarvests", "The caller's own harvests", harvest_answers.HarvestList, NO_STATE, [limit, after]),
+        },
+        "/v1/harvest/{id}": {
+            "get": one,
+            "delete": _get("cancelHarvest", "End a harvest, and remove its files", harvest_answers.Harvest, cancelled),
+            "parameters": [id],
+        },
+        "/v1/harvest/{id}/files/{name}": {"get": file, "parameters": [id, name]},
     }
 
 
@@ -183,11 +234,17 @@ def _get(
 def _operation(operation: str, summary: str, content: Json, errors: Mapping[int, str], answer: str = "OK") -> Json:
     ids = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}}
     responses: Json = {"200": {"description": answer, "content": content, "headers": ids}}
-    for status, description in sorted({**EVERYWHERE, **errors}.items()):
+    found = {"operationId": operation, "summary": summary, "responses": responses}
+    _add_errors(found, {**EVERYWHERE, **errors})
+    return found
+
+
+def _add_errors(operation: Json, errors: Mapping[int, str]) -> None:
+    ids = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}}
+    for status, description in sorted(errors.items()):
         retry = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}} if status in (429, 503) else {}
         error = {"application/json": {"schema": _ref(answers.Error)}}
-        responses[str(status)] = {"description": description, "content": error, "headers": {**ids, **retry}}
-    return {"operationId": operation, "summary": summary, "responses": responses}
+        operation["responses"][str(status)] = {"description": description, "content": error, "headers": {**ids, **retry}}
 
 
 def _ref(model: type[BaseModel]) -> Json:

@@ -65,6 +65,11 @@ class Job:
         """It may start from another's cache: nothing is asked of rows that it would not run."""
         return self.work.share_prefix and not self.work.layers and self.work.prompt_logprobs is None
 
+    @property
+    def lends(self) -> bool:
+        """Others may start from its cache: one that only reads its prompt runs no deeper than the last layer read."""
+        return self.work.share_prefix and (self.new > 0 or not self.work.layers)
+
 
 class Writer(TextWriter):
     """Says which stop string ended it."""
@@ -140,7 +145,7 @@ class Running:
         logits: Literal["none", "last", "all"] = "none"
         if left and self.scores_prompt:
             logits = "all"
-        elif work.layers or (count >= left and self.job.new):  # a pass that captures and has no logits to find stops at the last layer read
+        elif self.job.new and (work.layers or count >= left):  # a pass that captures and has no logits to find stops at the last layer read
             logits = "last"
         return _native.Sequence(
             tokens, cache=self.cache, steering=work.edits, layers=work.layers, rows="all", point="post_steer", logits=logits
@@ -216,7 +221,7 @@ class Running:
     def _finish(self) -> Finished:
         residual = self._residual
         if residual is not None:
-            residual = residual[:, : len(self.job.tokens) + len(self.new_ids) - 1]
+            residual = residual[:, : len(self.job.tokens) + max(len(self.new_ids) - 1, 0)]
         return Finished(residual, self.new_ids)
 
 

@@ -112,7 +112,8 @@ jobs = Table(
     Index("ix_jobs_state_created_at", "state", "created_at"),
 )
 
-# As `jobs`. tokens, tokens_done: of all prompts, and of those on disk. The files are in the state's folder.
+# As `jobs`. tokens, tokens_done: of all prompts, and of those that were read. bytes: that it takes on disk, about. run_id: of its manifest,
+# once it has begun. The files are in the state's folder.
 harvests = Table(
     "harvests",
     metadata,
@@ -130,6 +131,8 @@ harvests = Table(
     Column("prompts", Integer, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("tokens_done", BigInteger, nullable=False, default=0),
+    Column("bytes", BigInteger, nullable=False),
+    Column("run_id", String(40)),
     Column("error", Text),
     Index("ix_harvests_owner_created_at", "owner", "created_at"),
     Index("ix_harvests_owner_started_at", "owner", "started_at"),

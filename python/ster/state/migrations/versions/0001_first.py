@@ -28,6 +28,8 @@ def upgrade() -> None:
         sa.Column("prompts", sa.Integer(), nullable=False),
         sa.Column("tokens", sa.BigInteger(), nullable=False),
         sa.Column("tokens_done", sa.BigInteger(), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("run_id", sa.String(length=40), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_harvests")),
     )
