@@ -74,7 +74,7 @@ def main() -> None:
     elif step == "queued":
         Runner._claim = lambda self: False  # type: ignore[method-assign]
     elif step == "cancelled":
-        Runner.cancelled = lambda self, id: die()  # type: ignore[method-assign]
+        Runner.cancelled = lambda *_: die()  # type: ignore[method-assign]
     else:
         setattr(where, name, dying(getattr(where, name), calls))
     with serving(Path(folder), ster.load(model), url=url) as client:

@@ -92,6 +92,29 @@ class Completion(Answer):
     activations: Captured = maybe("With output_residual_stream.")
 
 
+class Job(Answer):
+    """A completion that is made in the background. A list has it without its result."""
+
+    id: str
+    object: Literal["job"]
+    status: Literal["queued", "running", "done", "failed", "cancelled"]
+    model: str = Field(description="The id that it was asked of.")
+    created_at: int = Field(description="This and other times: Unix seconds.")
+    started_at: int = maybe("It runs, or has run.")
+    ended_at: int = maybe("It is done, failed or cancelled.")
+    expires_at: int = maybe("It has ended, and is removed after this.")
+    result: Completion = maybe("It is done.")
+    error: ErrorDetail = maybe("It failed: what the request would have been answered.")
+
+
+class JobList(Answer):
+    object: Literal["list"]
+    data: list[Job]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class TokenLogprob(Answer):
     token: str
     logprob: float

@@ -21,6 +21,8 @@ REF = "#/components/schemas/{model}"
 ANSWERS: tuple[type[BaseModel], ...] = (
     answers.Completion,
     answers.ChatCompletion,
+    answers.Job,
+    answers.JobList,
     answers.ModelList,
     answers.ModelEntry,
     answers.ModelStatus,
@@ -36,6 +38,7 @@ ANSWERS: tuple[type[BaseModel], ...] = (
 )
 REQUESTS: tuple[type[BaseModel], ...] = (
     schema.CompletionRequest,
+    schema.JobRequest,
     schema.ChatRequest,
     schema.TokenizeRequest,
     schema.DetokenizeRequest,
@@ -60,6 +63,8 @@ LOADING = {
 NOT_READY = {503: "A model is loading for the start of the server, or failed to load; or the server is shutting down."}
 WAITED = {429: "Too many requests are waiting; try again after Retry-After seconds."}
 NO_STATE = {503: "The server keeps no state, and so no harvests; or it is shutting down, or the model failed to load."}
+NO_JOBS = {503: "The server keeps no state, and so no Jobs; or it is shutting down, or the model failed to load."}
+NO_JOB = {404: "The caller has no such Job."}
 NO_HARVEST = {404: "The caller has no such harvest."}
 GENERATING = {
     502: "The activations do not fit the request.",
@@ -123,6 +128,7 @@ def _examples(models: tuple[str, ...]) -> dict[type[BaseModel], list[Json]]:
             {**plain, "prompt": "The sky is"},
             {**plain, "prompt": "The sky is", "output_residual_stream": [0], "stream": True},
         ],
+        schema.JobRequest: [{**plain, "prompt": "The sky is", "output_residual_stream": [0]}],
         schema.ChatRequest: [{**plain, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}],
         schema.TokenizeRequest: [{"prompt": "The sky is", "add_special_tokens": False}],
         schema.DetokenizeRequest: [{"tokens": [1, 2]}],
@@ -147,6 +153,7 @@ def _paths(models: tuple[str, ...]) -> Json:
             "get": _get("getModelStatus", "Whether it is loaded, and since when", answers.ModelStatus, missing),
             "parameters": [model_id],
         },
+        **_job_paths(),
         **_harvest_paths(),
         "/tokenize": {"post": _post("tokenize", "A text as token ids", schema.TokenizeRequest, answers.Tokens)},
         "/detokenize": {"post": _post("detokenize", "Token ids as text", schema.DetokenizeRequest, answers.Text)},
@@ -162,18 +169,41 @@ def _paths(models: tuple[str, ...]) -> Json:
     }
 
 
-def _harvest_paths() -> Json:
+def _of_those(what: str) -> tuple[Json, Json, list[Json]]:
+    """Parameters of what is done in the background: its id, how long to wait for its end, and where a list begins and ends."""
     id: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    name: Json = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     wait: Json = {"name": "wait", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 60}}
     wait["description"] = "Seconds to wait for its end. Where too many wait, the answer comes at once, with X-Acs-Longpoll: declined."
     limit: Json = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}}
-    after: Json = {
-        "name": "after",
-        "in": "query",
-        "schema": {"type": "string"},
-        "description": "Those that come after this one, by its id.",
+    after: Json = {"name": "after", "in": "query", "schema": {"type": "string"}}
+    after["description"] = f"The id of {what}: those that come after it."
+    return id, wait, [limit, after]
+
+
+def _job_paths() -> Json:
+    id, wait, page = _of_those("a Job")
+    taken = _post("submitJob", "Make a completion in the background", schema.JobRequest, answers.Job)
+    late = "It was taken in as well, after its model had taken long to load: an answer that began before, with spaces; or an error."
+    taken["responses"]["202"] = taken["responses"]["200"] | {"description": "It is queued, and goes on when the server restarts."}
+    taken["responses"]["200"] = taken["responses"]["200"] | {"description": late}
+    _add_errors(taken, NO_JOBS | {429: "The caller or the key has no room for it now; `code` says which."})
+    missing = {**NO_JOB, **NO_JOBS}
+    return {
+        "/v1/jobs": {
+            "post": taken,
+            "get": _get("listJobs", "The caller's own Jobs, the newest first, without results", answers.JobList, NO_JOBS, page),
+        },
+        "/v1/jobs/{id}": {
+            "get": _get("getJob", "How far a Job is, and its Completion when it is done", answers.Job, missing, [wait]),
+            "delete": _get("cancelJob", "End a Job that waits or runs", answers.Job, {**missing, 409: "It is done, failed or cancelled."}),
+            "parameters": [id],
+        },
     }
+
+
+def _harvest_paths() -> Json:
+    id, wait, page = _of_those("a harvest")
+    name: Json = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     signed: list[Json] = [
         {"name": "expires", "in": "query", "schema": {"type": "integer"}, "description": "Of a URL that was signed."},
         {"name": "signature", "in": "query", "schema": {"type": "string"}, "description": "Takes the place of a key."},
@@ -192,7 +222,7 @@ def _harvest_paths() -> Json:
     return {
         "/v1/harvest": {
             "post": accepted,
-            "get": _get("listHarvests", "The caller's own harvests", harvest_answers.HarvestList, NO_STATE, [limit, after]),
+            "get": _get("listHarvests", "The caller's own harvests", harvest_answers.HarvestList, NO_STATE, page),
         },
         "/v1/harvest/{id}": {
             "get": one,
