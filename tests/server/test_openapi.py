@@ -323,14 +323,15 @@ def test_real_answers_are_as_described(toy: Client, chatting: Path, toy_model: s
     check("Ready", toy.get("/ready"))
     check("Error", toy.get("/nope"), 404)
     check("Error", toy.complete(n=0), 400)
-    with running({"toy": lambda: toy_model}, state=open_state(tmp_path)) as client:
+    state = open_state(tmp_path)
+    with running({"toy": lambda: toy_model}, state=state) as client:
         job = client.post("/v1/jobs", json={"model": "toy", "prompt": "the sea", "max_tokens": 2, "output_residual_stream": [0]})
         check("Job", job, 202)
         check("Job", client.get(f"/v1/jobs/{job.json()['id']}", params={"wait": 30}))
         check("JobList", client.get("/v1/jobs"))
         check("Error", client.delete(f"/v1/jobs/{job.json()['id']}"), 409)
         check("Error", client.get("/v1/jobs/x"), 404)
-        client.app.state.state.close()
+    state.close()
     assert toy.get("/openapi.json").json() == openapi(Settings(), ["toy"])
     with running({"chat": lambda: ster.load(chatting)}) as client:
         body = {"model": "chat", "messages": [{"role": "user", "content": "the sea"}], "max_tokens": 2}
