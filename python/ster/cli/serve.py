@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ster.cli import console
-from ster.cli.options import ChatChoice, PrecisionChoice, PrecisionOption, RevisionOption, ThreadsOption, open_model
+from ster.cli.options import (
+    ChatChoice,
+    DatabaseOption,
+    PrecisionChoice,
+    PrecisionOption,
+    RevisionOption,
+    ThreadsOption,
+    open_model,
+)
+from ster.cli.state import open_server_state
 
 if TYPE_CHECKING:
     from ster.server.served import ServedSpec
@@ -79,6 +88,15 @@ def serve(
         ),
     ] = ChatChoice.auto,
     threads: ThreadsOption = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Folder of keys, Jobs and harvests; `none`: there are none. Default: one of the user's.  [env var: STER_STATE]",
+        ),
+    ] = None,
+    database: DatabaseOption = None,
 ) -> None:
     """Serve models over HTTP, for any OpenAI client: /v1/completions with output_residual_stream and apply_steering_vectors.
 
@@ -106,7 +124,12 @@ def serve(
     )
     warnings.simplefilter("once", SterWarning)  # a template that prints the date would warn with every request
     specs = _specs(_models(model), served_name, revision, precision, chat_template, threads)
-    serve(specs, settings, Address(host, port, insecure), shutdown_seconds=shutdown_seconds, note=console.note)
+    opened = open_server_state(state, database)
+    try:
+        serve(specs, settings, Address(host, port, insecure), shutdown_seconds=shutdown_seconds, note=console.note, state=opened)
+    finally:
+        if opened is not None:
+            opened.close()
 
 
 def _check_extra() -> None:

@@ -27,6 +27,7 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     answers.TokenizerInfo,
     answers.Health,
     answers.Ready,
+    answers.KeyUsage,
     answers.Error,
 )
 REQUESTS: tuple[type[BaseModel], ...] = (
@@ -39,7 +40,7 @@ REQUESTS: tuple[type[BaseModel], ...] = (
 EVERYWHERE = {
     400: "The request cannot be carried out; `param` names the field.",
     401: "No API key, or a wrong one.",
-    403: "The Host header names another machine.",
+    403: "The API key is paused, or the Host header names another machine.",
     405: "The path takes other methods, see the header Allow.",
     500: "The server failed; its log has the cause under the request_id.",
 }
@@ -48,9 +49,10 @@ WITH_BODY = {
     413: "The body is over a cap: its bytes, or its lists and objects.",
     415: "The body is not application/json.",
 }
-LOADING = {503: "The model is loading, or failed to; or the server is shutting down, or full of large bodies."}
+LOADING = {503: "The model is loading, or failed to; or the server is shutting down, or full of large bodies; or its database is away."}
+COUNTED = {503: "The server's database does not answer."}
 GENERATING = {
-    429: "Too many requests are waiting; try again after Retry-After seconds.",
+    429: "Too many requests are waiting, or a limit of the API key leaves no room; `code` says which. Try again after Retry-After seconds.",
     502: "The activations do not fit the request.",
     504: "The request took too long.",
 }
@@ -67,17 +69,17 @@ STREAMED: dict[type[BaseModel], str] = {
 }
 
 
-def openapi(settings: Settings, models: Sequence[str] = ()) -> Json:
+def openapi(settings: Settings, models: Sequence[str] = (), *, keyed: bool = False) -> Json:
     """The document, not to be changed: equal arguments give the same one.
 
-    models: the ids that `model` may have; none: any text.
+    models: the ids that `model` may have; none: any text. keyed: there are keys beside those of the settings.
     """
-    return _document(settings, tuple(models))
+    return _document(settings, tuple(models), keyed or bool(settings.api_keys))
 
 
 @lru_cache(maxsize=8)
-def _document(settings: Settings, models: tuple[str, ...]) -> Json:
-    security: list[Json] = [{"bearer": []}] if settings.api_keys else [{}, {"bearer": []}]
+def _document(settings: Settings, models: tuple[str, ...], keyed: bool) -> Json:
+    security: list[Json] = [{"bearer": []}] if keyed else [{}, {"bearer": []}]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -94,6 +96,10 @@ def _document(settings: Settings, models: tuple[str, ...]) -> Json:
             "headers": {
                 "RequestId": {"schema": {"type": "string"}, "description": "Also in the body of errors, and in the server's log."},
                 "RetryAfter": {"schema": {"type": "integer"}, "description": "Seconds."},
+                "Clamped": {
+                    "schema": {"type": "string"},
+                    "description": "`requested=N,applied=M,reason=budget`, where `max_tokens` was left out and the API key has fewer left.",
+                },
             },
         },
     }
@@ -130,6 +136,7 @@ def _paths(models: tuple[str, ...]) -> Json:
             "get": _get("getModelStatus", "Whether it is loaded", answers.ModelStatus, missing),
             "parameters": [model_id],
         },
+        "/v1/usage": {"get": _get("usage", "What the caller's API key has spent, holds and has left", answers.KeyUsage, COUNTED)},
         "/tokenize": {"post": _post("tokenize", "A text as token ids", schema.TokenizeRequest, answers.Tokens)},
         "/detokenize": {"post": _post("detokenize", "Token ids as text", schema.DetokenizeRequest, answers.Text)},
         "/tokenizer_info": {
@@ -149,6 +156,8 @@ def _post(operation: str, summary: str, body: type[BaseModel], answer: type[Base
         content["text/event-stream"] = {"example": f"data: {STREAMED[answer]}\n\ndata: [DONE]\n\n"}
         errors, description = {**errors, **GENERATING}, STREAM
     found = _operation(operation, summary, content, errors, description)
+    if answer in STREAMED:
+        found["responses"]["200"]["headers"]["X-Acs-Max-Tokens-Clamped"] = {"$ref": "#/components/headers/Clamped"}
     return {**found, "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}}}
 
 
