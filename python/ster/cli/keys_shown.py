@@ -39,10 +39,8 @@ def shown(key: Key, found: Usage) -> str:
         spent, held = found.used(limit)
         left = found.left(limit)
         rows.append([limit, _count(found.limits.get(limit)), f"{spent:,}", f"{held:,}", _count(None if left is None else max(left, 0))])
-    lines = [
-        f"{key.name}: {key.shown}..., {key.state}, made {_date(key.created_at)}, {key.id}",
-        table(["", "limit", "spent", "held", "left"], rows),
-    ]
+    lines = [f"{key.name}: {key.shown}..., {key.state}, made {_date(key.created_at)}, {key.id}"]
+    lines.append(table(["", "limit", "spent", "held", "left"], rows))
     lines.append(f"running {found.running} of {_count(found.limits.get('concurrency'))}")
     lines.append(f"requests_per_minute {_count(found.limits.get('requests_per_minute'))}")
     return "\n".join(lines)

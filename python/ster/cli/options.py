@@ -59,9 +59,7 @@ StateOption = Annotated[
 ]
 DatabaseOption = Annotated[
     str | None,
-    typer.Option(
-        "--database", metavar="URL", help="PostgreSQL, for several servers. Default: SQLite in --state.  [env var: STER_DATABASE]"
-    ),
+    typer.Option("--database", metavar="URL", help="PostgreSQL, for several servers. Default: in --state.  [env var: STER_DATABASE]"),
 ]
 JsonOption = Annotated[bool | None, typer.Option("--json/--text", help="Default: text on a terminal, JSON when piped.")]
 VectorArgument = Annotated[

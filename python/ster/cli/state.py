@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ster.cli.options import NO_STATE
@@ -10,27 +11,7 @@ if TYPE_CHECKING:
     from ster.state.database import Database
     from ster.state.state import State
 
-EXTRA = "the state of servers needs the extra `serve`, of which {missing} cannot be imported"
-INSTALL = "run `pip install '.[serve]'` in Ster's folder (the distribution is called ster-lm, and it is not on PyPI)"
-
-
-def check_extra(url: str | None = None) -> None:
-    """
-    Raises:
-        InputError: what the state is made of is not installed.
-    """
-    import os
-    from importlib.util import find_spec
-
-    from ster.errors import InputError
-
-    missing = [name for name in ("sqlalchemy", "alembic", "platformdirs") if find_spec(name) is None]
-    if missing:
-        raise InputError(EXTRA.format(missing=", ".join(missing)), INSTALL)
-    if (url or os.environ.get("STER_DATABASE", "")).startswith("postgres") and find_spec("psycopg") is None:
-        raise InputError(
-            "a PostgreSQL database needs the extra `postgres`: psycopg cannot be imported", INSTALL.replace("serve", "postgres")
-        )
+INSTALL = "run `pip install '.[{extra}]'` in Ster's folder (the distribution is called ster-lm, and it is not on PyPI)"
 
 
 def open_database(folder: str | None, url: str | None) -> Database:
@@ -41,33 +22,53 @@ def open_database(folder: str | None, url: str | None) -> Database:
     """
     from ster.errors import InputError
 
-    check_extra(url)
+    _check_extra(url)
     from ster.state.database import Database
     from ster.state.place import find_place
 
-    if folder == NO_STATE:
+    if _is_none(folder):
         raise InputError("--state none has no keys", "name the folder that the server has, or leave it out")
     return Database(find_place(folder, url).url)
 
 
 def open_server_state(folder: str | None, url: str | None) -> State | None:
-    """As `open_database`, for a server; None: `none` is named, and so is no database.
+    """As `open_database`, for a server; None: `none` is named, and no database.
 
     Raises:
         InputError, FileError: it cannot be opened: a server does not start without the keys that it may have.
     """
     from ster.errors import FileError, InputError
 
-    if folder == NO_STATE:
+    if _is_none(folder):
         if url is not None:
             raise InputError("--state none goes without --database")
         return None
-    check_extra(url)
+    _check_extra(url)
     from ster.state.state import open_state
 
     try:
         return open_state(folder, url)
     except FileError as error:
-        raise FileError(
-            error.message, error.hint or "--state DIR names another folder; --state none serves without keys and Jobs"
-        ) from None
+        hint = error.hint or "--state DIR names another folder; --state none serves without keys and Jobs"
+        raise FileError(error.message, hint) from None
+
+
+def _is_none(folder: str | None) -> bool:
+    return (folder or os.environ.get("STER_STATE")) == NO_STATE
+
+
+def _check_extra(url: str | None) -> None:
+    """
+    Raises:
+        InputError: what the state is made of is not installed.
+    """
+    from importlib.util import find_spec
+
+    from ster.errors import InputError
+
+    missing = [name for name in ("sqlalchemy", "alembic", "platformdirs") if find_spec(name) is None]
+    if missing:
+        message = f"the state of servers needs the extra `serve`, of which {', '.join(missing)} cannot be imported"
+        raise InputError(message, INSTALL.format(extra="serve"))
+    if (url or os.environ.get("STER_DATABASE", "")).startswith("postgres") and find_spec("psycopg") is None:
+        raise InputError("PostgreSQL needs the extra `postgres`: psycopg cannot be imported", INSTALL.format(extra="serve,postgres"))

@@ -114,13 +114,18 @@ class Accounts:
         with self.state.database.write() as connection:
             return take_hold(connection, key_id, asked, self.state.presence.id, least_output=least, hold_id=hold_id)
 
-    def _settle(self, hold_id: str, used: Amount) -> None:
+    def _settle(self, hold_id: str, used: Amount, *, late: bool = False) -> None:
+        """late: it has failed before, which was said."""
         try:
             with self.state.database.write() as connection:
                 settle(connection, hold_id, used)
         except Exception as error:
-            log_crash(f"settling {hold_id}, which stays until the database answers,", error)
+            if not late:
+                log_crash(f"settling {hold_id}, which stays until the database answers,", error)
             self.settle_later(hold_id, used)
+        else:
+            if late:
+                log.warning("%s is settled at last", hold_id)
 
     def _keep(self) -> None:
         while True:
@@ -137,7 +142,7 @@ class Accounts:
 
     def _settle_late(self) -> None:
         for _ in range(len(self._unsettled)):
-            self._settle(*self._unsettled.popleft())
+            self._settle(*self._unsettled.popleft(), late=True)
 
 
 class Bill:

@@ -43,8 +43,10 @@ async def respond(request: Request, plan: Plan, form: Form) -> Response:
         body = await run_in_threadpool(_whole, ongoing, form, head)
         ongoing.check_client()
         ongoing.owe(ongoing.choices.completion_tokens, activations=plan.layers is not None)
-    except BaseException:
+    except BaseException as error:
         ongoing.close()
+        if isinstance(error, Exception):
+            await bill.settled()  # whoever is refused may ask again at once
         raise
     ongoing.close()
     await bill.settled()

@@ -83,7 +83,8 @@ def serve(
     with _logging():
         server = _Server(_config(app), app.state, shutdown_seconds, note)
         served: Models = app.state.models
-        threading.Thread(target=_greet, args=(served, has_keys, url, server, note), daemon=True).start()
+        greeting = "" if has_keys or state is None else "\nAnybody here may ask, until `ster keys create NAME` makes a key."
+        threading.Thread(target=_greet, args=(served, has_keys, greeting, url, server, note), daemon=True).start()
         everywhere = "" if address.host in url or address.is_loopback else f", on every address that {address.host} stands for"
         note(f"Listening on {url}{everywhere}; loading {', '.join(each.name for each in served)}.")
         server.run([listener])
@@ -152,7 +153,7 @@ def curl(url: str, model: str, *, key: bool) -> str:
     return f'curl {url}/v1/completions{authorization} -H "Content-Type: application/json" -d {shlex.quote(body)}'
 
 
-def _greet(models: Models, has_keys: bool, url: str, server: _Server, note: Callable[[str], None]) -> None:
+def _greet(models: Models, has_keys: bool, greeting: str, url: str, server: _Server, note: Callable[[str], None]) -> None:
     """Say when the models have loaded, or why not; end the server when none has."""
     for served in models:
         served.settled.wait()
@@ -163,7 +164,7 @@ def _greet(models: Models, has_keys: bool, url: str, server: _Server, note: Call
     for served in models:
         if served.error is not None:
             note(f"Error: {served.name}: {served.error}")
-    note(f"Serving {', '.join(working)} at {url}/v1. Try:\n{curl(url, working[0], key=has_keys)}")
+    note(f"Serving {', '.join(working)} at {url}/v1. Try:\n{curl(url, working[0], key=has_keys)}{greeting}")
 
 
 def _config(app: Any) -> uvicorn.Config:
