@@ -141,7 +141,11 @@ def _check_extra() -> None:
 
     from ster.errors import InputError
 
-    missing = [name for name in ("starlette", "pydantic", "uvicorn", "zstandard") if find_spec(name) is None]
+    missing = [
+        name
+        for name in ("starlette", "pydantic", "uvicorn", "zstandard", "sqlalchemy", "alembic", "platformdirs")
+        if find_spec(name) is None
+    ]
     if missing:
         hint = "run `pip install '.[serve]'` in Ster's folder (the distribution is called ster-lm, and it is not on PyPI)"
         raise InputError(f"`ster serve` needs the extra `serve`, of which {', '.join(missing)} cannot be imported", hint)
