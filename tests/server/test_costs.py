@@ -340,6 +340,28 @@ def test_what_is_left_before_anything_was_sent_costs_nothing(shop: Shop, stream:
     assert customer.spent == (0, 0, 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_signs_of_life_cost_nothing(toy_model: ster.Model, tmp_path: Path, stream: bool) -> None:
+    """An answer that has begun, and kept its client waiting, has sent nothing yet; it is paid when it comes."""
+    state = open_state(tmp_path)
+    patient = Settings(keepalive_seconds=0.05)
+    with running({"toy": lambda: toy_model}, patient, state=state) as client, shop_of(client, state) as shop:
+        customer = shop()
+        body = {"model": "toy", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "stream": stream}
+        with client.models.pass_lock, client.stream("POST", "/v1/completions", json=body, headers=customer.headers) as response:
+            assert response.status_code == 200 and next(response.iter_raw()) in (b" ", b": keepalive\n\n")
+            assert customer.counted("held") == (P, 3, 0)
+        until(lambda: not customer.usage()["running"], 30)
+        assert customer.spent == (0, 0, 0)
+        with client.models.pass_lock, client.stream("POST", "/v1/completions", json=body, headers=customer.headers) as response:
+            next(response.iter_raw())
+            client.models.pass_lock.release()
+            response.read()
+            client.models.pass_lock.acquire()
+        assert customer.spent == (P, 3, 0)
+    state.close()
+
+
 def test_left_out_max_tokens_is_what_the_budget_has_left(shop: Shop) -> None:
     customer = shop(monthly_tokens=P + 4)
     response = customer.complete()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -41,12 +42,12 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Every model answers."""
+    """Every model answers, those that load on use included."""
     if request.app.state.draining:
         raise shutting_down()
     models: Models = request.app.state.models
     for served in models:
-        served.ready()
+        served.check_ready()
     return json_response({"status": "ready", "models": [served.name for served in models]})
 
 
@@ -60,8 +61,7 @@ async def get_model(request: Request) -> Response:
 
 
 async def model_status(request: Request) -> Response:
-    served = _served(request)
-    return json_response({"id": served.name, "object": "model.status", "warm": served.state == "ready", "state": served.state})
+    return json_response(_served(request).status())
 
 
 def _served(request: Request) -> Served:
@@ -120,7 +120,7 @@ def create_app(
                 allow_origins=settings.allowed_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["authorization", "content-type"],
-                expose_headers=["x-request-id", "retry-after"],
+                expose_headers=["x-request-id", "retry-after", "x-acs-max-tokens-clamped"],
             )
         )
     known = None if accounts is None else accounts.keys
@@ -144,9 +144,11 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     if accounts is not None:
         accounts.start()
     threading.Thread(target=models.load, name="ster-load", daemon=True).start()
+    unloading = asyncio.ensure_future(models.unload_unused())
     try:
         yield
     finally:
+        unloading.cancel()
         await run_in_threadpool(models.drain, 0.0)
         if accounts is not None:
             await run_in_threadpool(accounts.close)

@@ -45,7 +45,8 @@ class Guard:
                 try:
                     scope[CALLER] = await self._caller(headers.get("authorization", ""))
                 except ApiError as error:
-                    self.metrics.refused(error.code)
+                    if error.status < 500:
+                        self.metrics.refused(error.code)
                     raise
         await self.app(scope, receive, send)
 

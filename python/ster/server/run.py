@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from ster._files import reason
-from ster.errors import InputError
+from ster.errors import InputError, SterError
 from ster.server.app import create_app
 from ster.server.connection import Connection
 from ster.server.served import Models, ServedSpec
@@ -84,13 +84,13 @@ def serve(
         server = _Server(_config(app), app.state, shutdown_seconds, note)
         served: Models = app.state.models
         greeting = "" if has_keys or state is None else "\nAnybody here may ask, until `ster keys create NAME` makes a key."
-        threading.Thread(target=_greet, args=(served, has_keys, greeting, url, server, note), daemon=True).start()
+        threading.Thread(target=_greet, args=(served, settings, has_keys, greeting, url, server, note), daemon=True).start()
         everywhere = "" if address.host in url or address.is_loopback else f", on every address that {address.host} stands for"
-        note(f"Listening on {url}{everywhere}; loading {', '.join(each.name for each in served)}.")
+        loading = "" if settings.load_on_use else f"; loading {', '.join(each.name for each in served)}"
+        note(f"Listening on {url}{everywhere}{loading}.")
         server.run([listener])
-    failed = [each.error for each in served if each.error is not None]
-    if len(failed) == len(served) and failed[0] is not None:
-        raise failed[0]
+    if server.failure is not None:
+        raise server.failure
 
 
 def _has_keys(state: State) -> bool:
@@ -153,18 +153,22 @@ def curl(url: str, model: str, *, key: bool) -> str:
     return f'curl {url}/v1/completions{authorization} -H "Content-Type: application/json" -d {shlex.quote(body)}'
 
 
-def _greet(models: Models, has_keys: bool, greeting: str, url: str, server: _Server, note: Callable[[str], None]) -> None:
-    """Say when the models have loaded, or why not; end the server when none has."""
+def _greet(
+    models: Models, settings: Settings, has_keys: bool, greeting: str, url: str, server: _Server, note: Callable[[str], None]
+) -> None:
+    """Say when the models have loaded, or why not; end the server when none has. greeting: what there is to say after the rest."""
     for served in models:
         served.settled.wait()
-    working = [served.name for served in models if served.state == "ready"]
+    working = [served.name for served in models if served.error is None]
     if not working:
-        server.should_exit = True  # and `serve` raises the reason
+        server.failure = models[0].error
+        server.should_exit = True
         return
     for served in models:
         if served.error is not None:
             note(f"Error: {served.name}: {served.error}")
-    note(f"Serving {', '.join(working)} at {url}/v1. Try:\n{curl(url, working[0], key=has_keys)}{greeting}")
+    when = ", loaded on first use" if settings.load_on_use else ""
+    note(f"Serving {', '.join(working)} at {url}/v1{when}. Try:\n{curl(url, working[0], key=has_keys)}{greeting}")
 
 
 def _config(app: Any) -> uvicorn.Config:
@@ -195,7 +199,12 @@ def _keep_large_blocks_apart() -> None:
 
 class _Server(uvicorn.Server):
     """Ends by a signal: accepts no more, lets what runs come to its end for `seconds`, then ends it with an error. A second signal ends
-    the process at once."""
+    the process at once.
+
+    failure: why there is nothing to serve.
+    """
+
+    failure: SterError | None = None
 
     def __init__(self, config: uvicorn.Config, state: Any, seconds: float, note: Callable[[str], None]) -> None:
         super().__init__(config)
