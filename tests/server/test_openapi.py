@@ -233,6 +233,7 @@ def test_paths_methods_and_statuses() -> None:
         ("/v1/models", "get"),
         ("/v1/models/{id}", "get"),
         ("/v1/models/{id}/status", "get"),
+        ("/v1/usage", "get"),
         ("/tokenize", "post"),
         ("/detokenize", "post"),
         ("/tokenizer_info", "get"),
@@ -257,7 +258,7 @@ def test_paths_methods_and_statuses() -> None:
 def test_a_key_is_needed_where_there_are_keys_and_the_open_pages_stay_open() -> None:
     assert openapi(Settings())["security"] == [{}, {"bearer": []}]
     guarded = openapi(Settings(api_keys=("k",)))
-    assert guarded["security"] == [{"bearer": []}]
+    assert guarded["security"] == [{"bearer": []}] == openapi(Settings(), keyed=True)["security"]
     open_pages = [path for path, item in guarded["paths"].items() if item.get("get", {}).get("security") == []]
     assert sorted(open_pages) == ["/health", "/openapi.json", "/ready"]
 
@@ -321,6 +322,7 @@ def test_real_answers_are_as_described(toy: Client, chatting: Path, toy_model: s
     check("TokenizerInfo", toy.get("/tokenizer_info"))
     check("Health", toy.get("/health"))
     check("Ready", toy.get("/ready"))
+    check("KeyUsage", toy.get("/v1/usage"))
     check("Error", toy.get("/nope"), 404)
     check("Error", toy.complete(n=0), 400)
     state = open_state(tmp_path)

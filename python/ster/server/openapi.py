@@ -31,6 +31,7 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     answers.TokenizerInfo,
     answers.Health,
     answers.Ready,
+    answers.KeyUsage,
     answers.Error,
     harvest_answers.HarvestAccepted,
     harvest_answers.Harvest,
@@ -48,7 +49,7 @@ REQUESTS: tuple[type[BaseModel], ...] = (
 EVERYWHERE = {
     400: "The request cannot be carried out; `param` names the field.",
     401: "No API key, or a wrong one.",
-    403: "The Host header names another machine.",
+    403: "The API key is paused, or the Host header names another machine.",
     405: "The path takes other methods, see the header Allow.",
     500: "The server failed; its log has the cause under the request_id.",
 }
@@ -58,15 +59,18 @@ WITH_BODY = {
     415: "The body is not application/json.",
 }
 LOADING = {
-    503: "The model failed to load, or takes longer than a request may wait; or the server is shutting down, or full of large bodies."
+    503: "The model failed to load, or takes longer than a request may wait; or the server is shutting down, or full of large bodies; or"
+    " its database does not answer."
 }
 NOT_READY = {503: "A model is loading for the start of the server, or failed to load; or the server is shutting down."}
+COUNTED = {503: "The server's database does not answer."}
 WAITED = {429: "Too many requests are waiting; try again after Retry-After seconds."}
 NO_STATE = {503: "The server keeps no state, and so no harvests; or it is shutting down, or the model failed to load."}
 NO_JOBS = {503: "The server keeps no state, and so no Jobs; or it is shutting down, or the model failed to load."}
 NO_JOB = {404: "The caller has no such Job."}
 NO_HARVEST = {404: "The caller has no such harvest."}
 GENERATING = {
+    429: "Too many requests are waiting, or a limit of the API key leaves no room; `code` says which. Try again after Retry-After seconds.",
     502: "The activations do not fit the request.",
     504: "The request took too long.",
 }
@@ -88,17 +92,17 @@ STREAMED: dict[type[BaseModel], str] = {
 }
 
 
-def openapi(settings: Settings, models: Sequence[str] = ()) -> Json:
+def openapi(settings: Settings, models: Sequence[str] = (), *, keyed: bool = False) -> Json:
     """The document, not to be changed: equal arguments give the same one.
 
-    models: the ids that `model` may have; none: any text.
+    models: the ids that `model` may have; none: any text. keyed: there are keys beside those of the settings.
     """
-    return _document(settings, tuple(models))
+    return _document(settings, tuple(models), keyed or bool(settings.api_keys))
 
 
 @lru_cache(maxsize=8)
-def _document(settings: Settings, models: tuple[str, ...]) -> Json:
-    security: list[Json] = [{"bearer": []}] if settings.api_keys else [{}, {"bearer": []}]
+def _document(settings: Settings, models: tuple[str, ...], keyed: bool) -> Json:
+    security: list[Json] = [{"bearer": []}] if keyed else [{}, {"bearer": []}]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -115,6 +119,10 @@ def _document(settings: Settings, models: tuple[str, ...]) -> Json:
             "headers": {
                 "RequestId": {"schema": {"type": "string"}, "description": "Also in the body of errors, and in the server's log."},
                 "RetryAfter": {"schema": {"type": "integer"}, "description": "Seconds."},
+                "Clamped": {
+                    "schema": {"type": "string"},
+                    "description": "`requested=N,applied=M,reason=budget`, where `max_tokens` was left out and the API key has fewer left.",
+                },
             },
         },
     }
@@ -155,6 +163,7 @@ def _paths(models: tuple[str, ...]) -> Json:
         },
         **_job_paths(),
         **_harvest_paths(),
+        "/v1/usage": {"get": _get("usage", "What the caller's API key has spent, holds and has left", answers.KeyUsage, COUNTED)},
         "/tokenize": {"post": _post("tokenize", "A text as token ids", schema.TokenizeRequest, answers.Tokens)},
         "/detokenize": {"post": _post("detokenize", "Token ids as text", schema.DetokenizeRequest, answers.Text)},
         "/tokenizer_info": {
@@ -240,6 +249,8 @@ def _post(operation: str, summary: str, body: type[BaseModel], answer: type[Base
         content["text/event-stream"] = {"example": f"data: {STREAMED[answer]}\n\ndata: [DONE]\n\n"}
         errors, description = {**errors, **GENERATING}, STREAM
     found = _operation(operation, summary, content, errors, description)
+    if answer in STREAMED:
+        found["responses"]["200"]["headers"]["X-Acs-Max-Tokens-Clamped"] = {"$ref": "#/components/headers/Clamped"}
     return {**found, "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}}}
 
 
