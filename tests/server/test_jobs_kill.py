@@ -76,8 +76,8 @@ def test_a_job_that_ends_every_server_is_given_up(tmp_path: Path, database_url: 
         kill("running", folder, database_url, key, toy_dir)
     with serving(folder, toy_model, url=database_url) as client:
         client.headers["authorization"] = f"Bearer {key}"
-        states = [ended(client, each["id"]) for each in client.get("/v1/jobs").json()["data"]]
-        assert [each["status"] for each in states] == ["done", "done", "failed"]
-        assert states[-1]["error"]["code"] == "job_failed"
+        *others, first = [ended(client, each["id"]) for each in client.get("/v1/jobs").json()["data"]]
+        assert first["status"] == "failed" and first["error"]["code"] == "job_failed"
+        assert all(each["status"] == "done" for each in others)  # of those that were taken in before their server was killed
         with state_of(client).database.read() as connection:
-            assert usage(connection, mine.id).month.requests == 2 and connection.execute(sa.select(holds)).all() == []
+            assert usage(connection, mine.id).month.requests == len(others) and connection.execute(sa.select(holds)).all() == []
