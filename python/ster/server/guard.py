@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from ster.server.callers import CALLER, NOBODY, Caller, of_plain_key
+from ster.server.callers import CALLER, NOBODY, STRANGER, Caller, of_plain_key
 from ster.server.errors import ApiError, invalid_api_key
 from ster.server.harvests.signing import is_signed
 
@@ -35,7 +35,9 @@ class Guard:
             headers = Headers(scope=scope)
             self._check_host(headers.get("host", ""))
             scope[CALLER] = NOBODY
-            if self.keys and scope["path"] not in OPEN_PATHS and not is_signed(scope["method"], scope["path"], scope["query_string"]):
+            if is_signed(scope["method"], scope["path"], scope["query_string"]):
+                scope[CALLER] = STRANGER
+            elif self.keys and scope["path"] not in OPEN_PATHS:
                 scope[CALLER] = self._caller(headers.get("authorization", ""))
         await self.app(scope, receive, send)
 
