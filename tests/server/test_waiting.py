@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import random
@@ -315,7 +316,8 @@ def test_the_end_of_the_server_waits_for_no_load(loader: Loader, stream: bool) -
         assert error_of(waiting.result(5)) == (503, "shutting_down", None)
         assert error_of(client.complete(max_tokens=1)) == (503, "shutting_down", None)
         loader.gate.set()
-        assert client.models[0].loaded is None  # and no engine is left behind
+        until(lambda: "ster-load-toy" not in [thread.name for thread in threading.enumerate()])
+        assert client.models[0].loaded is None  # no engine is left behind
 
 
 # Leases
@@ -342,7 +344,31 @@ def test_a_lease_from_a_thread(loader: Loader) -> None:
             assert loaded is again is served.loaded and served.uses == 2
         lease.close()  # once more
         assert served.uses == 0
-        loader.error = CheckpointError("gone")
+
+
+def test_a_lease_from_an_event_loop(loader: Loader) -> None:
+    async def use(served: Served) -> None:
+        with pytest.raises(ApiError, match="has not loaded within 0.01 seconds"):
+            async with served.lease_async(0.01):
+                pass
+        waiting = asyncio.ensure_future(enter(served))
+        while not served.waiting:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert served.uses == 0
+        loader.gate.set()
+        async with served.lease_async() as loaded, served.lease_async() as again:
+            assert loaded is again is served.loaded and served.uses == 2
+        assert served.uses == 0
+
+    async def enter(served: Served) -> None:
+        async with served.lease_async():
+            pass
+
+    with running({"toy": loader}, PATIENT) as client:
+        asyncio.run(use(served_of(client)))
 
 
 def test_a_lease_of_a_model_that_fails(loader: Loader) -> None:
@@ -386,6 +412,15 @@ def test_a_model_that_loads_again_gives_the_same_answers(toy_dir: Path) -> None:
         assert served.loads == 2
 
 
+def test_what_loads_at_the_start_may_go_later(toy_model: ster.Model) -> None:
+    loader = Loader(lambda: toy_model)
+    with running({"toy": loader}, Settings(idle_seconds=0.05), wait=False) as client:
+        assert status_of(client)["state"] == "loading" and error_of(client.get("/ready")) == (503, "model_loading", None)
+        loader.gate.set()
+        until(lambda: loader.calls == 1 and served_of(client).state == "idle")
+        assert client.get("/ready").status_code == 200 and client.complete(max_tokens=1).status_code == 200
+
+
 def test_nobody_is_unloaded_under(toy_model: ster.Model) -> None:
     """A stream, a request that waits for its turn, a lease: each keeps the model, however long ago it was asked for."""
     settings = Settings(load_on_use=True, idle_seconds=1e-9, keepalive_seconds=0.02)
@@ -416,6 +451,7 @@ def test_leases_and_unloading_in_every_order(toy_model: ster.Model) -> None:
         def unload() -> None:
             while not over.is_set():
                 served.unload_if_unused()
+                time.sleep(0.001)
 
         def use() -> None:
             for _ in range(20):

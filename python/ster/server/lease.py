@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ class Lease:
     """One use of a model, from the moment it is asked for; made by `Served.claim`, from any thread. The model is loaded if it is not,
     and is not unloaded before `close`.
 
-    outcome: the model, or the `ApiError` that it has come to; event loops wait for it with `asyncio.wrap_future`.
+    outcome: the model, or the `ApiError` that it has come to.
     """
 
     def __init__(self, served: Served) -> None:
@@ -46,8 +47,15 @@ class Lease:
         except FutureTimeoutError:
             raise model_load_timeout(self.served.name, seconds or 0.0) from None
 
+    async def arrival(self, seconds: float | None = None) -> Loaded:
+        """`result` for event loops. Cancelled, or after `seconds`, the lease waits no more, and is still to be closed."""
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(self.outcome), seconds)
+        except asyncio.TimeoutError:
+            raise model_load_timeout(self.served.name, seconds or 0.0) from None
+
     def close(self) -> None:
-        """The use is over. From any thread, more than once; one that waits in `result` is told."""
+        """The use is over. From any thread, more than once; whoever waits in `result` is told."""
         self.outcome.cancel()
         self.served.release(self)
 

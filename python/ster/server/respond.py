@@ -79,6 +79,23 @@ async def reply(request: Request, schema: type[Reading], work: Callable[[Loaded,
     return await held(request, answer())
 
 
+async def reply_about(request: Request, name: str | None, work: Callable[[Loaded], Json]) -> Response:
+    """Answer a request that has no body and is about a model; None: the first. work: what it is told; called in a thread.
+
+    Raises:
+        ClientGoneError. ApiError: the request failed before its answer began.
+    """
+    lease = claim(request, name)
+
+    async def answer() -> Response:
+        try:
+            return json_response(await run_in_threadpool(work, await model_of(request, lease)))
+        finally:
+            lease.close()
+
+    return await held(request, answer())
+
+
 async def _answer(
     request: Request, body: Body[Completing], lease: Lease, planner: Planner[Completing], form_of: Callable[[Plan], Form]
 ) -> Response:

@@ -13,7 +13,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,10 +24,12 @@ from ster.model import Model
 from ster.server.errors import ApiError, model_failed, model_loading, model_not_found, shutting_down
 from ster.server.lease import Lease
 from ster.server.loaded import Loaded, capabilities, loaded_from
+from ster.server.malloc import trim
 from ster.server.passes import Passes
 from ster.server.settings import Settings
 
 log = logging.getLogger("ster.server")
+LEAST_SLEEP = 0.05  # seconds
 State = Literal["idle", "loading", "ready", "failed"]
 
 
@@ -44,8 +46,8 @@ class ServedSpec:
 class Served:
     """One model under its name. `loaded` is there when `state` is "ready", `error` when it is "failed".
 
-    since: Unix seconds at which it came into its state. load_seconds: how long the last load took, None before the first. settled: set
-    when it no longer loads for the start of the server.
+    checkpoint: the model's own name, which answers have; None until it is known. since: Unix seconds at which it came into its state.
+    load_seconds: how long the last load took, None before the first. settled: set when it no longer loads for the start of the server.
     """
 
     def __init__(self, spec: ServedSpec, settings: Settings, pass_lock: Passes) -> None:
@@ -111,6 +113,15 @@ class Served:
         finally:
             lease.close()
 
+    @contextlib.asynccontextmanager
+    async def lease_async(self, seconds: float | None = None) -> AsyncIterator[Loaded]:
+        """`lease` for event loops."""
+        lease = self.claim()
+        try:
+            yield await lease.arrival(self._settings.load_seconds if seconds is None else seconds)
+        finally:
+            lease.close()
+
     def release(self, lease: Lease) -> None:
         """See `Lease.close`."""
         with self._lock:
@@ -162,7 +173,8 @@ class Served:
                 self._enter("idle")
             loaded.scheduler.drain(0.0)
             del loaded
-            gc.collect()  # cycles would keep gigabytes until Python looks for them
+            gc.collect()  # a cycle that some request left would keep gigabytes until Python looks for it
+            trim()
         log.info("%s is unloaded: nobody used it for %g s", self.name, self._settings.idle_seconds)
 
     def seconds_to_unload(self) -> float | None:
@@ -219,10 +231,6 @@ class Served:
         if state == "ready" and to_unload is not None:
             status["unloads_at"] = round(now + to_unload, 3)
         return status
-
-    def goes_by(self, name: str) -> bool:
-        """Its checkpoint has this name, which answers have."""
-        return name == (self.checkpoint if self.loaded is None else self.loaded.facts.name)
 
     def _entry_of(self, loaded: Loaded) -> dict[str, Any]:
         return {"served_model_name": loaded.facts.name, "capabilities": capabilities(loaded, self._settings)}
@@ -294,7 +302,7 @@ class Models(Sequence[Served]):
         if name in self._by_name:
             return self._by_name[name]
         for served in self._models:
-            if served.goes_by(name):
+            if served.checkpoint == name:
                 return served
         raise model_not_found(name)
 
@@ -311,7 +319,8 @@ class Models(Sequence[Served]):
             return
         while True:
             # Whoever is used or loaded meanwhile has `longest` from then on.
-            await asyncio.sleep(min([longest, *(left for served in self if (left := served.seconds_to_unload()) is not None)]))
+            left = min([longest, *(left for served in self if (left := served.seconds_to_unload()) is not None)])
+            await asyncio.sleep(max(left, LEAST_SLEEP))
             for served in self._models:
                 await run_in_threadpool(served.unload_if_unused)
 

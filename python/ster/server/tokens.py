@@ -10,12 +10,10 @@ from ster.server.errors import invalid
 from ster.server.form import Json
 from ster.server.loaded import Loaded
 from ster.server.plan import check_tokens, sentence
-from ster.server.requests import json_response
-from ster.server.respond import reply
+from ster.server.respond import reply, reply_about
 from ster.server.schema import DetokenizeRequest, TokenizeRequest
 from ster.server.settings import Settings
 from ster.server.texts import text_ids
-from ster.server.waiting import claim, held, model_of
 
 
 async def tokenize(request: Request) -> Response:
@@ -46,15 +44,7 @@ def _detokenized(loaded: Loaded, settings: Settings, asked: DetokenizeRequest) -
 
 async def tokenizer_info(request: Request) -> Response:
     """Named tokens and the chat template of the model that the query names, or of the first. `eos_token` is always there."""
-    lease = claim(request, request.query_params.get("model"))
-
-    async def answer() -> Response:
-        try:
-            return json_response(_info(await model_of(request, lease)))
-        finally:
-            lease.close()
-
-    return await held(request, answer())
+    return await reply_about(request, request.query_params.get("model"), _info)
 
 
 def _info(loaded: Loaded) -> Json:

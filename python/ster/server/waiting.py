@@ -13,7 +13,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ster.server.errors import model_load_timeout, queue_full
+from ster.server.errors import queue_full
 from ster.server.lease import Lease
 from ster.server.requests import ClientGoneError, Record, late, record_of
 from ster.server.served import Models
@@ -52,16 +52,14 @@ async def model_of(request: Request, lease: Lease) -> Loaded:
     if not lease.waits:
         return lease.result()
     settings: Settings = request.app.state.settings
-    arriving = asyncio.wrap_future(lease.outcome)
+    arriving = asyncio.ensure_future(lease.arrival(settings.load_seconds))
     leaving = asyncio.ensure_future(_disconnect(request.receive))
     waited: set[asyncio.Future[Any]] = {arriving, leaving}
     try:
-        await asyncio.wait(waited, timeout=settings.load_seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if arriving.done():
             return arriving.result()
-        if leaving.done():
-            raise ClientGoneError
-        raise model_load_timeout(lease.served.name, settings.load_seconds)
+        raise ClientGoneError
     finally:
         leaving.cancel()
         arriving.cancel()
