@@ -19,9 +19,10 @@ import ster
 from ster.server.errors import ApiError, invalid, misfit, queue_full
 from ster.server.harvests.request import HarvestRequest
 from ster.server.openapi import ANSWERS, REQUESTS, openapi
-from ster.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
+from ster.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, JobRequest, TokenizeRequest, parse_body
 from ster.server.settings import Settings
 from ster.server.tensors import encode
+from ster.state.state import open_state
 
 CAPS = Settings(max_steering_vectors=2, max_stops=3, max_logprobs=50, max_prompts=4, max_harvest_prompts=4)
 DOCUMENT = openapi(CAPS)
@@ -30,6 +31,7 @@ CROSS = ("Set ", "Send ", "prompts x n")  # refusals that no schema can say
 DIRECTIONS = {"data": "AAAA", "dtype": "float32", "shape": [2, 64], "compression": "none"}
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
     CompletionRequest: {"model": "m", "prompt": "x", "max_tokens": 1, "echo": True, "stream": True},
+    JobRequest: {"model": "m", "prompt": "x", "max_tokens": 1, "echo": True},
     ChatRequest: {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "logprobs": True, "stream": True},
     TokenizeRequest: {"prompt": "x"},
     DetokenizeRequest: {"tokens": [1]},
@@ -219,6 +221,10 @@ def test_paths_methods_and_statuses() -> None:
     assert set(operations) == {
         ("/v1/completions", "post"),
         ("/v1/chat/completions", "post"),
+        ("/v1/jobs", "post"),
+        ("/v1/jobs", "get"),
+        ("/v1/jobs/{id}", "get"),
+        ("/v1/jobs/{id}", "delete"),
         ("/v1/harvest", "post"),
         ("/v1/harvest", "get"),
         ("/v1/harvest/{id}", "get"),
@@ -227,6 +233,7 @@ def test_paths_methods_and_statuses() -> None:
         ("/v1/models", "get"),
         ("/v1/models/{id}", "get"),
         ("/v1/models/{id}/status", "get"),
+        ("/v1/usage", "get"),
         ("/tokenize", "post"),
         ("/detokenize", "post"),
         ("/tokenizer_info", "get"),
@@ -251,7 +258,7 @@ def test_paths_methods_and_statuses() -> None:
 def test_a_key_is_needed_where_there_are_keys_and_the_open_pages_stay_open() -> None:
     assert openapi(Settings())["security"] == [{}, {"bearer": []}]
     guarded = openapi(Settings(api_keys=("k",)))
-    assert guarded["security"] == [{"bearer": []}]
+    assert guarded["security"] == [{"bearer": []}] == openapi(Settings(), keyed=True)["security"]
     open_pages = [path for path, item in guarded["paths"].items() if item.get("get", {}).get("security") == []]
     assert sorted(open_pages) == ["/health", "/openapi.json", "/ready"]
 
@@ -296,7 +303,7 @@ def _without_other_members(node: Any) -> Any:
     return {"additionalProperties": False, **closed} if isinstance(node.get("properties"), dict) else closed
 
 
-def test_real_answers_are_as_described(toy: Client, chatting: Path) -> None:
+def test_real_answers_are_as_described(toy: Client, chatting: Path, toy_model: ster.Model, tmp_path: Path) -> None:
     exact = _without_other_members(DOCUMENT)
 
     def check(name: str, answer: httpx.Response, status: int = 200) -> None:
@@ -315,8 +322,18 @@ def test_real_answers_are_as_described(toy: Client, chatting: Path) -> None:
     check("TokenizerInfo", toy.get("/tokenizer_info"))
     check("Health", toy.get("/health"))
     check("Ready", toy.get("/ready"))
+    check("KeyUsage", toy.get("/v1/usage"))
     check("Error", toy.get("/nope"), 404)
     check("Error", toy.complete(n=0), 400)
+    state = open_state(tmp_path)
+    with running({"toy": lambda: toy_model}, state=state) as client:
+        job = client.post("/v1/jobs", json={"model": "toy", "prompt": "the sea", "max_tokens": 2, "output_residual_stream": [0]})
+        check("Job", job, 202)
+        check("Job", client.get(f"/v1/jobs/{job.json()['id']}", params={"wait": 30}))
+        check("JobList", client.get("/v1/jobs"))
+        check("Error", client.delete(f"/v1/jobs/{job.json()['id']}"), 409)
+        check("Error", client.get("/v1/jobs/x"), 404)
+    state.close()
     assert toy.get("/openapi.json").json() == openapi(Settings(), ["toy"])
     with running({"chat": lambda: ster.load(chatting)}) as client:
         body = {"model": "chat", "messages": [{"role": "user", "content": "the sea"}], "max_tokens": 2}

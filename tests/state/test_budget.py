@@ -360,9 +360,9 @@ def work(number):
             with database.write() as connection:
                 free_dead(connection)
 
-for number in range(4):
+for number in range(3):
     threading.Thread(target=work, args=(number,), daemon=True).start()
-time.sleep(120)
+time.sleep(3600)
 """
 
 
@@ -394,11 +394,12 @@ def test_two_servers_one_of_which_is_killed_again_and_again(database: Database, 
     key = make_key(database, monthly_tokens=100_000, daily_tokens=300, monthly_activations=100_000)
     lasting = worker(key, 0)
     draw = random.Random(1)
-    for seed in range(1, 4):
+    for seed in range(1, 3):
         dying = worker(key, seed)
         end = time.monotonic() + draw.random()
         while time.monotonic() < end:
             within(database, key)
+            time.sleep(0.005)
         dying.send_signal(signal.SIGKILL)
         dying.wait()
         within(database, key)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ster.cli import console
-from ster.cli.options import ChatChoice, PrecisionChoice, PrecisionOption, RevisionOption, ThreadsOption, open_model
+from ster.cli.options import (
+    ChatChoice,
+    DatabaseOption,
+    PrecisionChoice,
+    PrecisionOption,
+    RevisionOption,
+    ThreadsOption,
+    open_model,
+)
+from ster.cli.state import open_server_state
 
 if TYPE_CHECKING:
     from ster.server.served import ServedSpec
@@ -94,6 +103,15 @@ def serve(
         ),
     ] = ChatChoice.auto,
     threads: ThreadsOption = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Folder of keys, Jobs and harvests; `none`: there are none. Default: one of the user's.  [env var: STER_STATE]",
+        ),
+    ] = None,
+    database: DatabaseOption = None,
 ) -> None:
     """Serve models over HTTP, for any OpenAI client: /v1/completions with output_residual_stream and apply_steering_vectors.
 
@@ -127,7 +145,12 @@ def serve(
     )
     warnings.simplefilter("once", SterWarning)  # a template that prints the date would warn with every request
     specs = _specs(_models(model), served_name, revision, precision, chat_template, threads)
-    serve(specs, settings, Address(host, port, insecure), shutdown_seconds=shutdown_seconds, note=console.note)
+    opened = open_server_state(state, database)
+    try:
+        serve(specs, settings, Address(host, port, insecure), shutdown_seconds=shutdown_seconds, note=console.note, state=opened)
+    finally:
+        if opened is not None:
+            opened.close()
 
 
 def _check_extra() -> None:
@@ -139,7 +162,11 @@ def _check_extra() -> None:
 
     from ster.errors import InputError
 
-    missing = [name for name in ("starlette", "pydantic", "uvicorn", "zstandard") if find_spec(name) is None]
+    missing = [
+        name
+        for name in ("starlette", "pydantic", "uvicorn", "zstandard", "sqlalchemy", "alembic", "platformdirs")
+        if find_spec(name) is None
+    ]
     if missing:
         hint = "run `pip install '.[serve]'` in Ster's folder (the distribution is called ster-lm, and it is not on PyPI)"
         raise InputError(f"`ster serve` needs the extra `serve`, of which {', '.join(missing)} cannot be imported", hint)

@@ -30,6 +30,11 @@ def of_plain_key(key: bytes) -> Caller:
     return Caller("plain_" + hashlib.sha256(key).hexdigest()[:32])
 
 
+def of_state_key(key_id: str) -> Caller:
+    """A key of the state."""
+    return Caller(key_id, key_id)
+
+
 def caller_of(request: Request) -> Caller:
     found: Caller = request.scope[CALLER]
     return found

@@ -28,6 +28,7 @@ class Metrics:
         self._paths = frozenset(paths)
         self._requests: Counter[tuple[str, int]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
+        self._refusals: Counter[str] = Counter()
 
     def ended(self, path: str | None, record: Record) -> None:
         """path: None where the request was not HTTP."""
@@ -38,12 +39,18 @@ class Metrics:
             self._tokens[record.model, "prompt"] += record.prompt_tokens
             self._tokens[record.model, "completion"] += record.completion_tokens
 
+    def refused(self, reason: str) -> None:
+        """A key or one of its limits kept a request out. reason: the limit's name, or what is wrong with the key."""
+        self._refusals[reason] += 1
+
     def text(self, models: Iterable[Served]) -> str:
         page = _Page()
         requests = [({"path": path, "status": str(status)}, count) for (path, status), count in sorted(self._requests.items())]
         page.add("ster_requests_total", "counter", "Requests that have ended, by path and status; 499 are clients that left.", requests)
         tokens = [({"model": model, "kind": kind}, count) for (model, kind), count in sorted(self._tokens.items())]
         page.add("ster_tokens_total", "counter", "Tokens of completions: of their prompts, and generated.", tokens)
+        refusals = [({"reason": reason}, count) for reason, count in sorted(self._refusals.items())]
+        page.add("ster_refusals_total", "counter", "Requests that an API key or one of its limits kept out.", refusals)
         _add_models(page, list(models))
         return page.text()
 

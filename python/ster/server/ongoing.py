@@ -11,12 +11,14 @@ from ster.server.errors import ApiError, invalid, queue_full, shutting_down
 from ster.server.feed import Feed
 from ster.server.form import Json
 from ster.server.plan import Plan, sentence
-from ster.server.requests import Record
+from ster.server.requests import ClientGoneError, Record
 from ster.server.work import QueueFull, ShuttingDown
+from ster.state.budget import Amount
 
 if TYPE_CHECKING:
     from starlette.types import Receive
 
+    from ster.server.accounts import Bill
     from ster.server.lease import Lease
     from ster.server.running import Ticket
     from ster.server.settings import Settings
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
 
 
 class Ongoing:
-    """A plan that the engine works on. Closing it gives back its place, whatever state it is in, and ends the use of its model.
+    """A plan that the engine works on. Closing it gives back its place, whatever state it is in, ends the use of its model, and pays what
+    `owe` said last.
 
     Its time, `request_seconds`, begins now.
     """
 
-    def __init__(self, plan: Plan, lease: Lease, receive: Receive, record: Record, settings: Settings, *, eager: bool) -> None:
+    def __init__(self, plan: Plan, bill: Bill, lease: Lease, receive: Receive, record: Record, settings: Settings, *, eager: bool) -> None:
         self.plan = plan
+        self.bill = bill
         self._lease = lease
         self.choices = Choices(plan, record.id)
         self.record = record
@@ -69,7 +73,20 @@ class Ongoing:
             raise timed_out(self.settings)
         return events
 
+    def owe(self, tokens: int, *, activations: bool) -> None:
+        """So many new tokens, or the activations, have been given: they and the prompt are to be paid, whatever comes."""
+        self.bill.owe(Amount(self.plan.prompt_tokens, tokens, int(activations)))
+
+    def check_client(self) -> None:
+        """
+        Raises:
+            ClientGoneError
+        """
+        if self._feed.gone:
+            raise ClientGoneError
+
     def close(self) -> None:
+        self.bill.close()
         self._feed.close()
         if self._ticket is not None and not self.choices.finished:
             self.plan.loaded.scheduler.cancel(self._ticket)
