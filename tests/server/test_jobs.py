@@ -23,6 +23,8 @@ from ster.server.jobs import execution as execution_module
 from ster.server.jobs import results as results_module
 from ster.server.jobs import runner as runner_module
 from ster.server.settings import Settings
+from ster.state.budget import usage
+from ster.state.keys import create_key, set_state
 from ster.state.tables import jobs
 
 
@@ -490,3 +492,53 @@ def test_requests_hardly_notice_many_jobs(tmp_path: Path, toy_model: ster.Model)
         # Beside its 20 tokens: passes before it came and after it was answered, for as long as an answer is on its way.
         assert min(counted) <= 20 + 12, counted
         assert all(ended(client, id)["status"] == "done" for id in ids)
+
+
+# What they cost
+
+
+def test_a_job_holds_what_it_may_use_and_costs_what_it_did(tmp_path: Path, toy_model: ster.Model) -> None:
+    """While it waits and runs, its Hold counts; what fails or is cancelled costs nothing."""
+    with serving(tmp_path, toy_model) as client:
+        database = state_of(client).database
+        with database.write() as connection:
+            mine, key = create_key(connection, "mine", {"monthly_tokens": 40, "concurrency": 1})
+        client.headers["authorization"] = f"Bearer {key}"
+
+        def counts() -> tuple[int, int, int]:
+            with database.read() as connection:
+                month = usage(connection, mine.id).month
+            return month.spent.tokens, month.held.tokens, month.requests
+
+        overflow = [{"activations": [[3e38] * 64], "layer_indices": [1]}] * 2
+        with client.models.pass_lock:
+            cancelled = submit(client)
+            assert counts() == (0, 4 + 12, 0)
+            client.delete(f"/v1/jobs/{cancelled}")
+            assert counts() == (0, 0, 0)
+            ids = [submit(client), submit(client, apply_steering_vectors=overflow)]
+            assert counts() == (0, 32, 0)
+            refusal = client.post("/v1/jobs", json=BODY)
+            assert error_of(refusal) == (429, "budget_exceeded", None) and refusal.headers["retry-after"]
+            assert len(client.get("/v1/jobs").json()["data"]) == 3
+        assert [ended(client, id)["status"] for id in ids] == ["done", "failed"]
+        assert counts() == (16, 0, 1)
+        with database.write() as connection:
+            set_state(connection, "mine", "revoked")
+        assert client.post("/v1/jobs", json=BODY).status_code == 401
+
+
+def test_a_job_of_a_key_that_is_revoked_ends_and_is_paid(tmp_path: Path, toy_model: ster.Model) -> None:
+    with serving(tmp_path, toy_model) as client:
+        database = state_of(client).database
+        with database.write() as connection:
+            mine, key = create_key(connection, "mine", {"monthly_tokens": 40})
+        client.headers["authorization"] = f"Bearer {key}"
+        with client.models.pass_lock:
+            submit(client)
+            with database.write() as connection:
+                set_state(connection, "mine", "revoked")
+        until(lambda: not runner_of(client)._active and len(list((state_of(client).folder / "jobs").glob("*.json"))) == 1)
+        with database.read() as connection:
+            month = usage(connection, mine.id).month
+        assert (month.spent.tokens, month.held.tokens) == (16, 0)

@@ -18,6 +18,8 @@ from ster.server.jobs.execution import EndedError, Execution
 from ster.server.jobs.holds import pay
 from ster.server.jobs.results import Results
 from ster.server.lease import Lease, LeaseClosedError
+from ster.server.loaded import Loaded
+from ster.server.plan import Plan
 from ster.server.requests import release
 from ster.server.schema import JobRequest, parse_body
 from ster.server.served import Models, Served
@@ -73,6 +75,7 @@ class Runner:
         self._active: dict[str, Active] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()  # guards the two
+        self._planning = threading.Lock()
         self._woken = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="ster-jobs", daemon=True)
@@ -201,13 +204,20 @@ class Runner:
             EndedError, LeaseClosedError: it is no longer wanted here. ApiError: it failed.
         """
         row = active.row
+        if not self.queue.still([row]):  # it may have been cancelled before `cancelled` could find it here
+            raise EndedError
         active.lease = self._models.named(row.model).claim()
         active.check()
-        loaded = active.lease.result(self._settings.load_seconds)
-        asked = parse_body(JobRequest, row.request, self._settings).model_copy(update={"seed": row.seed})
-        active.execution = Execution(plan_completion(loaded, self._settings, asked), row.id, int(row.created_at))
+        plan = self._plan(row, active.lease.result(self._settings.load_seconds))
+        active.execution = Execution(plan, row.id, int(row.created_at))
         active.check()
         return active.execution.run()
+
+    def _plan(self, row: Found, loaded: Loaded) -> Plan:
+        """One at a time: two million numbers take some memory before they are vectors."""
+        with self._planning:
+            asked = parse_body(JobRequest, row.request, self._settings).model_copy(update={"seed": row.seed})
+            return plan_completion(loaded, self._settings, asked)
 
     def _finish(self, row: Found, document: bytes, used: Amount) -> None:
         self.results.write(row.id, document)
