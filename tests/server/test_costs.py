@@ -349,14 +349,16 @@ def test_signs_of_life_cost_nothing(toy_model: ster.Model, tmp_path: Path, strea
         customer = shop()
         body = {"model": "toy", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "stream": stream}
         with client.models.pass_lock, client.stream("POST", "/v1/completions", json=body, headers=customer.headers) as response:
-            assert response.status_code == 200 and next(response.iter_raw()) in (b" ", b": keepalive\n\n")
-            assert customer.counted("held") == (P, 3, 0)
+            parts = response.iter_raw()  # which ends the connection when it is dropped
+            assert response.status_code == 200 and next(parts) in (b" ", b": keepalive\n\n")
+            until(lambda: customer.counted("held") == (P, 3, 0), 30)
         until(lambda: not customer.usage()["running"], 30)
         assert customer.spent == (0, 0, 0)
         with client.models.pass_lock, client.stream("POST", "/v1/completions", json=body, headers=customer.headers) as response:
-            next(response.iter_raw())
+            parts = response.iter_raw()
+            next(parts)
             client.models.pass_lock.release()
-            response.read()
+            assert b"".join(parts).strip(b" ").startswith((b'{"id"', b": keepalive", b"data: "))
             client.models.pass_lock.acquire()
         assert customer.spent == (P, 3, 0)
     state.close()
