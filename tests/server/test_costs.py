@@ -7,6 +7,7 @@ import itertools
 import json
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,9 @@ from sqlalchemy.exc import OperationalError
 import ster
 from ster.server import accounts, answers
 from ster.server.errors import misfit
+from ster.server.ongoing import Ongoing
 from ster.server.settings import Settings
-from ster.state.budget import free_dead, usage
+from ster.state.budget import usage
 from ster.state.database import Database
 from ster.state.keys import KeyState, create_key, set_state
 from ster.state.place import find_place
@@ -91,6 +93,12 @@ class Customer:
                 return held, asked.result()
             finally:
                 self.client.models.pass_lock.acquire()
+
+    def raw(self, **fields: Any) -> bytes:
+        """A request for a bare connection."""
+        body = json.dumps({"model": "toy", "prompt": PROMPT, **fields})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return f"{head}Authorization: {self.headers['Authorization']}\r\n\r\n{body}".encode()
 
     def set_state(self, state: KeyState) -> None:
         with self.state.database.write() as connection:
@@ -330,13 +338,28 @@ def test_a_stream_whose_reader_leaves_pays_what_was_sent(shop: Shop) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_left_before_anything_was_sent_costs_nothing(shop: Shop, stream: bool) -> None:
     customer = shop()
-    body = json.dumps({"model": "toy", "prompt": PROMPT, "max_tokens": 5, "stream": stream})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     with customer.client.models.pass_lock:
         with customer.client.connect() as connection:
-            connection.sendall(f"{head}Authorization: {customer.headers['Authorization']}\r\n\r\n{body}".encode())
+            connection.sendall(customer.raw(max_tokens=5, stream=stream))
             until(lambda: customer.usage()["running"], 30)
         until(lambda: not customer.usage()["running"], 30)
+    assert customer.spent == (0, 0, 0)
+
+
+def test_what_is_left_while_its_answer_is_written_costs_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    customer = shop()
+    connection, left = customer.client.connect(), threading.Event()
+
+    def whole(ongoing: Ongoing, *_: Any) -> bytes:
+        connection.close()
+        until(lambda: ongoing._feed.gone, 30)
+        left.set()
+        return b"{}"
+
+    monkeypatch.setattr("ster.server.respond._whole", whole)
+    connection.sendall(customer.raw(max_tokens=2))
+    assert left.wait(30)
+    until(lambda: not customer.usage()["running"], 30)
     assert customer.spent == (0, 0, 0)
 
 
@@ -349,14 +372,16 @@ def test_signs_of_life_cost_nothing(toy_model: ster.Model, tmp_path: Path, strea
         customer = shop()
         body = {"model": "toy", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "stream": stream}
         with client.models.pass_lock, client.stream("POST", "/v1/completions", json=body, headers=customer.headers) as response:
-            assert response.status_code == 200 and next(response.iter_raw()) in (b" ", b": keepalive\n\n")
-            assert customer.counted("held") == (P, 3, 0)
+            parts = response.iter_raw()  # which ends the connection when it is dropped
+            assert response.status_code == 200 and next(parts) in (b" ", b": keepalive\n\n")
+            until(lambda: customer.counted("held") == (P, 3, 0), 30)
         until(lambda: not customer.usage()["running"], 30)
         assert customer.spent == (0, 0, 0)
         with client.models.pass_lock, client.stream("POST", "/v1/completions", json=body, headers=customer.headers) as response:
-            next(response.iter_raw())
+            parts = response.iter_raw()
+            next(parts)
             client.models.pass_lock.release()
-            response.read()
+            assert b"".join(parts).strip(b" ").startswith((b'{"id"', b": keepalive", b"data: "))
             client.models.pass_lock.acquire()
         assert customer.spent == (P, 3, 0)
     state.close()
@@ -565,7 +590,8 @@ def test_two_servers_share_a_budget(toy_model: ster.Model, database_url: str, tm
     second.close()
 
 
-def test_a_server_that_is_killed_gives_back_what_it_held(toy_dir: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_gives_back_what_it_held(toy_dir: Path, toy_model: ster.Model, tmp_path: Path) -> None:
+    """The next one sees to it when it starts."""
     database = Database(find_place(tmp_path).url)
     with database.write() as connection:
         key, secret = create_key(connection, "ann", {"monthly_tokens": 100_000, "concurrency": 64})
@@ -589,8 +615,11 @@ def test_a_server_that_is_killed_gives_back_what_it_held(toy_dir: Path, tmp_path
             connection_.close()
         assert held()
         assert not any(secret in line or secret[:20] in line for line in server.lines)
-    with database.write() as connection:
-        free_dead(connection)
+    state = open_state(tmp_path)
+    with running({"toy": lambda: toy_model}, state=state):
+        until(lambda: not held(), 30)
+    with database.read() as connection:
         found = usage(connection, key.id)
-    assert found.running == 0 and found.month.held.tokens == 0 and found.month.spent.tokens <= 100_000
+    assert found.month.held.tokens == 0 and found.month.spent.tokens <= 100_000
+    state.close()
     database.close()

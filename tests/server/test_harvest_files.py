@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -124,6 +125,7 @@ def test_a_signature_is_for_one_file_of_one_harvest_and_its_time(server: Client,
         str(url.copy_set_param("expires", f"0{url.params['expires']}")),
         str(url.copy_set_param("expires", "never")),
         str(url.copy_remove_param("expires")),
+        str(url) + "&signature=" + "0" * 64,
         str(url.copy_set_param("signature", "")),
         str(url.copy_set_param("signature", url.params["signature"].upper())),
         str(url.copy_set_param("signature", "0" * 64)),
@@ -134,7 +136,28 @@ def test_a_signature_is_for_one_file_of_one_harvest_and_its_time(server: Client,
         assert each != str(url)
         for headers in ({}, {"authorization": f"Bearer {KEY}"}):  # a key does not make a wrong one right
             assert error_of(ask(each, headers=headers))[:2] == (403, "invalid_signature"), each
-    assert error_of(ask(str(url.copy_remove_param("signature"))))[:2] == (401, "invalid_api_key")
+    for query in ("", "expires=1", "xsignature=1", "a=signature=1", "Signature=1", "signature%00=1", "x;signature=1"):
+        assert error_of(ask(str(url.copy_with(query=query.encode()))))[:2] == (401, "invalid_api_key"), query
+    with harvesting_by_nobody(server) as id:
+        stranger = ask(f"{server.url}/v1/harvest/{id}/files/manifest.json?signature=")
+        assert error_of(stranger)[:2] == (403, "invalid_signature")
+
+
+@contextlib.contextmanager
+def harvesting_by_nobody(server: Client) -> Iterator[str]:
+    """A finished harvest of whoever asked before the server had keys."""
+    from ster.server.callers import NOBODY, Caller
+    from ster.state.tables import harvests
+
+    id = ended(server, submit(server))["job_id"]
+    mine = harvests.update().where(harvests.c.id == id)
+    database = server.app.state.state.database
+    row = server.app.state.harvests.store.find(id)
+    for owner in (NOBODY, Caller(row.owner)):
+        with database.write() as connection:
+            connection.execute(mine.values(owner=owner.id))
+        if owner is NOBODY:
+            yield id
 
 
 def test_a_signed_url_has_an_end(server: Client, done: Any) -> None:

@@ -261,6 +261,7 @@ def test_reading_is_bounded_and_runs_equal_prompts_once(toy_model: ster.Model) -
 
         def counting(works: list[Work], listener: Any, **options: Any) -> Any:
             nonlocal most, now
+            assert options == {"background": True}
             now += len(works)
             most = max(most, now)
 

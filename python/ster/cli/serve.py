@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from enum import Enum
 from pathlib import Path
@@ -112,6 +113,12 @@ def serve(
         ),
     ] = None,
     database: DatabaseOption = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            "--public-url", metavar="URL", help="What URLs of files begin with, behind a proxy. Default: as a request calls the server."
+        ),
+    ] = None,
 ) -> None:
     """Serve models over HTTP, for any OpenAI client: /v1/completions with output_residual_stream and apply_steering_vectors.
 
@@ -142,6 +149,7 @@ def serve(
         load_on_use=load_on_use,
         idle_seconds=None if idle_minutes is None else 60.0 * idle_minutes,
         load_seconds=load_seconds,
+        public_url=_public_url(public_url),
     )
     warnings.simplefilter("once", SterWarning)  # a template that prints the date would warn with every request
     specs = _specs(_models(model), served_name, revision, precision, chat_template, threads)
@@ -192,6 +200,18 @@ def _models(given: list[str] | None) -> list[str]:
     if not found[0]:
         raise typer.BadParameter("name the folder of a checkpoint", param_hint="--model")
     return found
+
+
+def _public_url(given: str | None) -> str | None:
+    """
+    Raises:
+        InputError: not what a URL could begin with.
+    """
+    from ster.errors import InputError
+
+    if given is not None and not re.fullmatch(r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~/-]*)?", given):
+        raise InputError(f"--public-url {given} is not a URL to begin with", "expected https://HOST, or https://HOST/PATH")
+    return given
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:

@@ -21,6 +21,9 @@ class Caller:
 NOBODY = Caller("local")
 """Whoever asks a server that has no keys."""
 
+STRANGER = Caller("")
+"""Whoever has a URL that was signed, which opens what it names. Nothing is owned by it."""
+
 
 def of_plain_key(key: bytes) -> Caller:
     """A key that was given to `ster serve` as it is."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from ster.server.callers import CALLER, NOBODY, Caller, of_plain_key, of_state_key
+from ster.server.callers import CALLER, NOBODY, STRANGER, Caller, of_plain_key, of_state_key
 from ster.server.errors import ApiError, invalid_api_key
 from ster.server.harvests.signing import is_signed
 
@@ -42,8 +42,9 @@ class Guard:
             headers = Headers(scope=scope)
             self._check_host(headers.get("host", ""))
             scope[CALLER] = NOBODY
-            is_open = scope["path"] in OPEN_PATHS or is_signed(scope["method"], scope["path"], scope["query_string"])
-            if not is_open and (self.keys or (self.known is not None and await self.known.are_there())):
+            if is_signed(scope["method"], scope["path"], scope["query_string"]):
+                scope[CALLER] = STRANGER
+            elif scope["path"] not in OPEN_PATHS and (self.keys or (self.known is not None and await self.known.are_there())):
                 try:
                     scope[CALLER] = await self._caller(headers.get("authorization", ""))
                 except ApiError as error:

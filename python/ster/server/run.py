@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ipaddress
 import logging
 import os
@@ -23,6 +22,7 @@ from ster._files import reason
 from ster.errors import InputError, SterError
 from ster.server.app import create_app
 from ster.server.connection import Connection
+from ster.server.malloc import keep_large_blocks_apart
 from ster.server.served import Models, ServedSpec
 from ster.server.settings import Settings
 from ster.server.texts import PARALLELISM
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 << 10
 KEEP_ALIVE_SECONDS = 75
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-M_MMAP_THRESHOLD = -3  # of malloc.h
-LARGE_BYTES = 1 << 20
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -74,7 +72,7 @@ def serve(
     has_keys = bool(settings.api_keys) or (state is not None and _has_keys(state))
     check_address(address, keyed=has_keys)
     os.environ.setdefault(PARALLELISM, "false")  # long texts then leave the GIL, see `texts.py`
-    _keep_large_blocks_apart()
+    keep_large_blocks_apart()
     listener = listen(address)
     url = url_of(listener)
     # Without a key, the name in the Host header is what keeps web pages out.
@@ -84,10 +82,10 @@ def serve(
         server = _Server(_config(app), app.state, shutdown_seconds, note)
         served: Models = app.state.models
         greeting = "" if has_keys or state is None else "\nAnybody here may ask, until `ster keys create NAME` makes a key."
-        threading.Thread(target=_greet, args=(served, settings, has_keys, greeting, url, server, note), daemon=True).start()
         everywhere = "" if address.host in url or address.is_loopback else f", on every address that {address.host} stands for"
         loading = "" if settings.load_on_use else f"; loading {', '.join(each.name for each in served)}"
         note(f"Listening on {url}{everywhere}{loading}.")
+        threading.Thread(target=_greet, args=(served, settings, has_keys, greeting, url, server, note), daemon=True).start()
         server.run([listener])
     if server.failure is not None:
         raise server.failure
@@ -184,17 +182,6 @@ def _config(app: Any) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
-
-
-def _keep_large_blocks_apart() -> None:
-    """Let glibc map each block of `LARGE_BYTES` by itself and give it back when it is freed.
-
-    By default it maps less and less as it sees large blocks freed, and caches and captures that come and go leave holes in its heaps. With
-    400 MiB of caches of SmolLM2-135M full, a minute under load: 660 MiB and growing; like this 400 to 425.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # another libc
-            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 class _Server(uvicorn.Server):

@@ -24,6 +24,7 @@ from ster.model import Model
 from ster.server.errors import ApiError, model_failed, model_loading, model_not_found, shutting_down
 from ster.server.lease import Lease
 from ster.server.loaded import Loaded, capabilities, loaded_from
+from ster.server.malloc import trim
 from ster.server.passes import Passes
 from ster.server.settings import Settings
 
@@ -173,6 +174,7 @@ class Served:
             loaded.scheduler.drain(0.0)
             del loaded
             gc.collect()  # a cycle that some request left would keep gigabytes until Python looks for it
+            trim()
         log.info("%s is unloaded: nobody used it for %g s", self.name, self._settings.idle_seconds)
 
     def seconds_to_unload(self) -> float | None:

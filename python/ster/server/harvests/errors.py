@@ -25,11 +25,6 @@ def concurrency_exceeded(limit: int) -> ApiError:
     return _later(message, "harvest_concurrency_exceeded")
 
 
-def quota_exceeded(asked: int, left: int) -> ApiError:
-    message = f"The harvest has {asked:,} tokens, and this key's harvest quota of the month has {left:,} left."
-    return _later(message, "harvest_quota_exceeded")
-
-
 def too_many_harvests(limit: int) -> ApiError:
     return _later(f"The server has {limit} harvests that wait or run, which is as many as it takes.", "harvest_capacity_exceeded")
 

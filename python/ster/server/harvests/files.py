@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from ster.errors import SterError
-from ster.server.callers import caller_of
+from ster.server.callers import STRANGER, caller_of
 from ster.server.harvests.documents import hashes, status_of
 from ster.server.harvests.errors import (
     bad_range,
@@ -31,10 +31,10 @@ TYPES = {".json": "application/json", ".safetensors": "application/octet-stream"
 
 async def answer_file(request: Request, store: Store) -> Response:
     id, name = request.path_params["id"], request.path_params["name"]
-    signed = "signature" in request.query_params
-    if signed:
+    caller = caller_of(request)
+    if caller is STRANGER:
         store.signer.verify(id, name, request.query_params)
-    return await run_in_threadpool(_open, store, None if signed else caller_of(request).id, id, name)
+    return await run_in_threadpool(_open, store, None if caller is STRANGER else caller.id, id, name)
 
 
 def _open(store: Store, owner: str | None, id: str, name: str) -> Response:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
+from starlette.datastructures import QueryParams
+
 from ster._files import reason
 from ster.errors import FileError
 from ster.server.harvests.errors import bad_signature, url_expired
@@ -24,7 +26,7 @@ PATH = re.compile(r"/v1/harvest/[^/]+/files/[^/]+")
 
 def is_signed(method: str, path: str, query: bytes) -> bool:
     """Whether a request is one that a signature may open, and says that it has one. The route then verifies it."""
-    return method in ("GET", "HEAD") and PATH.fullmatch(path) is not None and b"signature=" in query
+    return method in ("GET", "HEAD") and PATH.fullmatch(path) is not None and "signature" in QueryParams(query)
 
 
 def load_secret(folder: Path) -> bytes:

@@ -19,20 +19,19 @@ from ster.errors import InputError
 from ster.harvest.disk import locked
 from ster.progress import in_bytes
 from ster.server.callers import Caller
-from ster.server.errors import ApiError
+from ster.server.errors import ApiError, invalid_api_key, key_paused, over_budget
 from ster.server.harvests.errors import (
     concurrency_exceeded,
     job_not_found,
     no_room,
     not_cancellable,
-    quota_exceeded,
     too_many_harvests,
 )
 from ster.server.harvests.plan import HarvestPlan
 from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.signing import Signer, load_secret
 from ster.server.settings import Settings
-from ster.state.budget import NOTHING, Amount, OverBudget, settle, take_hold
+from ster.state.budget import NOTHING, Amount, KeyInactiveError, OverBudget, settle, take_hold
 from ster.state.queue import Found, Queue
 from ster.state.state import State
 from ster.state.tables import harvests
@@ -193,8 +192,10 @@ class Store:
     def _hold(connection: Connection, key: str, tokens: int) -> str:
         try:
             return take_hold(connection, key, Amount(harvest_tokens=tokens), None).id
-        except OverBudget as error:
-            raise quota_exceeded(error.asked, error.left) from None
+        except OverBudget as refused:
+            raise over_budget(refused) from None
+        except KeyInactiveError as inactive:
+            raise (key_paused() if inactive.state == "paused" else invalid_api_key()) from None
 
     @staticmethod
     def _release(connection: Connection, row: Found, used: Amount = NOTHING) -> None:
