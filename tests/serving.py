@@ -24,6 +24,7 @@ from ster.server.app import create_app
 from ster.server.connection import Connection
 from ster.server.served import Models, ServedSpec
 from ster.server.settings import Settings
+from ster.state.state import State
 
 Loader = Callable[[], ster.Model]
 
@@ -75,14 +76,14 @@ def error_of(response: httpx.Response) -> tuple[int, str, str | None]:
 
 @contextlib.contextmanager
 def running(
-    models: dict[str, Loader | Path], settings: Settings | None = None, *, hosts: Any = None, wait: bool = True
+    models: dict[str, Loader | Path], settings: Settings | None = None, *, hosts: Any = None, wait: bool = True, state: State | None = None
 ) -> Iterator[Client]:
-    """A server of `models`. wait: until they have loaded."""
+    """A server of `models`. wait: until they have loaded. state: of keys, which stays open."""
     specs = [
         ServedSpec(name, (lambda folder=found: ster.load(folder)) if isinstance(found, Path) else found)  # type: ignore[misc]
         for name, found in models.items()
     ]
-    app = create_app(specs, settings or Settings(), hosts=hosts)
+    app = create_app(specs, settings or Settings(), hosts=hosts, state=state)
     config = uvicorn.Config(app, port=0, http=Connection, ws="none", lifespan="on", log_config=None, access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

@@ -176,6 +176,11 @@ class Model:
         return self.engine.context_length
 
     @property
+    def adds_special_tokens(self) -> bool:
+        """Whether a prompt gets the tokenizer's own, such as BOS; where there is a chat template, it is the template that has them."""
+        return self.chat_template != "applied"
+
+    @property
     def eos_token_ids(self) -> list[int]:
         """Any of these ends a generation."""
         return self.engine.eos_token_ids

@@ -29,9 +29,10 @@ def test_it_says_where_it_is_and_ends_well(toy_dir: Path, number: signal.Signals
         assert server.lines[1] == f"Serving llama-8b at {server.url}/v1. Try:"
         curl = subprocess.run(["bash", "-c", server.lines[2]], capture_output=True, text=True, timeout=30)
         assert 1 <= json.loads(curl.stdout)["usage"]["completion_tokens"] <= 8
+        assert server.lines[3] == "Anybody here may ask, until `ster keys create NAME` makes a key."
         assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "llama-8b"
         assert server.end(number) == 0
-        assert [json.loads(line)["path"] for line in server.lines[3:]] == ["/v1/completions", "/v1/models"]
+        assert [json.loads(line)["path"] for line in server.lines[4:]] == ["/v1/completions", "/v1/models"]
 
 
 def test_a_signal_lets_what_runs_end(toy_dir: Path) -> None:
@@ -92,7 +93,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: object) -> str:
 def test_refusals_are_one_sentence(capsys: pytest.CaptureFixture[str], toy_dir: Path) -> None:
     assert refusal(capsys, "--model", toy_dir, "--host", "0.0.0.0", "--port", 0) == (
         "Error: --host 0.0.0.0 lets other machines in, and there is no API key\n"
-        "hint: set --api-key or STER_API_KEY; --insecure lets everybody in\n"
+        "hint: `ster keys create NAME` makes one; or set --api-key or STER_API_KEY; --insecure lets everybody in\n"
     )
     assert refusal(capsys, "--model", "no/such/folder").startswith("Error: ")
     twice = refusal(capsys, "--model", toy_dir, "--model", toy_dir)

@@ -88,7 +88,9 @@ class Play:
         self.scheduler = scheduler
         self._changed = threading.Condition()
 
-    def submit(self, works: Sequence[Work], hook: Callable[[int, Event], None] | None = None) -> tuple[Ticket, list[Answer]]:
+    def submit(
+        self, works: Sequence[Work], hook: Callable[[int, Event], None] | None = None, *, background: bool = False
+    ) -> tuple[Ticket, list[Answer]]:
         answers = [Answer() for _ in works]
 
         def listen(index: int, event: Event) -> None:
@@ -98,7 +100,7 @@ class Play:
             if hook is not None:
                 hook(index, event)
 
-        return self.scheduler.submit(works, listen), answers
+        return self.scheduler.submit(works, listen, background=background), answers
 
     def wait(self, answers: Sequence[Answer]) -> list[Answer]:
         """Until all of them ended."""
@@ -155,7 +157,7 @@ def check_against_model(model: ster.Model, work: Work, answer: Answer) -> None:
     length = len(work.prompt)
     if work.layers:
         assert residual is not None and answer.residual is not None
-        rows = length + len(answer.ids) - 1
+        rows = length + max(len(answer.ids) - 1, 0)
         assert answer.residual.tobytes() == residual[:, :rows].tobytes()
     if work.prompt_logprobs is not None:
         expected = [score(row, token, work.prompt_logprobs) for row, token in zip(logits, work.prompt[1:], strict=False)]

@@ -222,7 +222,7 @@ def test_a_name_is_not_echoed_without_limit(toy: Client) -> None:
 
 def test_bodies_take_turns() -> None:
     async def play() -> None:
-        bodies = Bodies(Settings(max_body_bytes=10))
+        bodies = Bodies(10, 40)
         await bodies.take(30, 1)
         first = asyncio.create_task(bodies.take(20, 5))
         await asyncio.sleep(0)

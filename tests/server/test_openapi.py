@@ -17,20 +17,25 @@ from serving import Client, running
 
 import ster
 from ster.server.errors import ApiError, invalid, misfit, queue_full
+from ster.server.harvests.request import HarvestRequest
 from ster.server.openapi import ANSWERS, REQUESTS, openapi
-from ster.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse_body
+from ster.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, JobRequest, TokenizeRequest, parse_body
 from ster.server.settings import Settings
 from ster.server.tensors import encode
+from ster.state.state import open_state
 
-CAPS = Settings(max_steering_vectors=2, max_stops=3, max_logprobs=50, max_prompts=4)
+CAPS = Settings(max_steering_vectors=2, max_stops=3, max_logprobs=50, max_prompts=4, max_harvest_prompts=4)
 DOCUMENT = openapi(CAPS)
 CROSS = ("Set ", "Send ", "prompts x n")  # refusals that no schema can say
 
+DIRECTIONS = {"data": "AAAA", "dtype": "float32", "shape": [2, 64], "compression": "none"}
 BODIES: dict[type[BaseModel], dict[str, Any]] = {
     CompletionRequest: {"model": "m", "prompt": "x", "max_tokens": 1, "echo": True, "stream": True},
+    JobRequest: {"model": "m", "prompt": "x", "max_tokens": 1, "echo": True},
     ChatRequest: {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "logprobs": True, "stream": True},
     TokenizeRequest: {"prompt": "x"},
     DetokenizeRequest: {"tokens": [1]},
+    HarvestRequest: {"model": "m", "prompts": ["x"], "layers": "all", "project_onto": DIRECTIONS},
 }
 VECTOR: dict[str, Any] = {"activations": [[1, 2.5]], "layer_indices": [1]}
 POOL: list[Any] = [
@@ -152,6 +157,9 @@ def test_they_agree_on_what_is_inside_a_field() -> None:
             # What is in lists of numbers is NumPy's to check, and what is in the texts of vllm_xargs is no matter of a schema.
             if path[-1] != "activations" and not (path[:1] == ("vllm_xargs",) and isinstance(value, str)):
                 agree(CompletionRequest, body)
+    for path in places(BODIES[HarvestRequest]):
+        for value in [*POOL, [64, 1], [65, 1], [1, 64, 1], "none", "bfloat16", "all"]:
+            agree(HarvestRequest, changed(BODIES[HarvestRequest], path, value))
     chat = {**BODIES[ChatRequest], "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "tool_calls": None}]}
     for path in places(chat):
         for value in POOL:
@@ -205,14 +213,27 @@ def test_requests_take_no_other_fields() -> None:
 
 def test_paths_methods_and_statuses() -> None:
     operations = {
-        (path, method): entry for path, item in DOCUMENT["paths"].items() for method, entry in item.items() if method in ("get", "post")
+        (path, method): entry
+        for path, item in DOCUMENT["paths"].items()
+        for method, entry in item.items()
+        if method in ("get", "post", "delete")
     }
     assert set(operations) == {
         ("/v1/completions", "post"),
         ("/v1/chat/completions", "post"),
+        ("/v1/jobs", "post"),
+        ("/v1/jobs", "get"),
+        ("/v1/jobs/{id}", "get"),
+        ("/v1/jobs/{id}", "delete"),
+        ("/v1/harvest", "post"),
+        ("/v1/harvest", "get"),
+        ("/v1/harvest/{id}", "get"),
+        ("/v1/harvest/{id}", "delete"),
+        ("/v1/harvest/{id}/files/{name}", "get"),
         ("/v1/models", "get"),
         ("/v1/models/{id}", "get"),
         ("/v1/models/{id}/status", "get"),
+        ("/v1/usage", "get"),
         ("/tokenize", "post"),
         ("/detokenize", "post"),
         ("/tokenizer_info", "get"),
@@ -229,7 +250,7 @@ def test_paths_methods_and_statuses() -> None:
     assert {key for content in contents for media_type in content.values() for key in media_type} == {"schema", "example"}
     for entry in operations.values():
         for status, response in entry["responses"].items():
-            if status != "200":
+            if status not in ("200", "202", "206"):
                 assert response["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     assert len({entry["operationId"] for entry in operations.values()}) == len(operations)
 
@@ -237,7 +258,7 @@ def test_paths_methods_and_statuses() -> None:
 def test_a_key_is_needed_where_there_are_keys_and_the_open_pages_stay_open() -> None:
     assert openapi(Settings())["security"] == [{}, {"bearer": []}]
     guarded = openapi(Settings(api_keys=("k",)))
-    assert guarded["security"] == [{"bearer": []}]
+    assert guarded["security"] == [{"bearer": []}] == openapi(Settings(), keyed=True)["security"]
     open_pages = [path for path, item in guarded["paths"].items() if item.get("get", {}).get("security") == []]
     assert sorted(open_pages) == ["/health", "/openapi.json", "/ready"]
 
@@ -282,7 +303,7 @@ def _without_other_members(node: Any) -> Any:
     return {"additionalProperties": False, **closed} if isinstance(node.get("properties"), dict) else closed
 
 
-def test_real_answers_are_as_described(toy: Client, chatting: Path) -> None:
+def test_real_answers_are_as_described(toy: Client, chatting: Path, toy_model: ster.Model, tmp_path: Path) -> None:
     exact = _without_other_members(DOCUMENT)
 
     def check(name: str, answer: httpx.Response, status: int = 200) -> None:
@@ -301,8 +322,18 @@ def test_real_answers_are_as_described(toy: Client, chatting: Path) -> None:
     check("TokenizerInfo", toy.get("/tokenizer_info"))
     check("Health", toy.get("/health"))
     check("Ready", toy.get("/ready"))
+    check("KeyUsage", toy.get("/v1/usage"))
     check("Error", toy.get("/nope"), 404)
     check("Error", toy.complete(n=0), 400)
+    state = open_state(tmp_path)
+    with running({"toy": lambda: toy_model}, state=state) as client:
+        job = client.post("/v1/jobs", json={"model": "toy", "prompt": "the sea", "max_tokens": 2, "output_residual_stream": [0]})
+        check("Job", job, 202)
+        check("Job", client.get(f"/v1/jobs/{job.json()['id']}", params={"wait": 30}))
+        check("JobList", client.get("/v1/jobs"))
+        check("Error", client.delete(f"/v1/jobs/{job.json()['id']}"), 409)
+        check("Error", client.get("/v1/jobs/x"), 404)
+    state.close()
     assert toy.get("/openapi.json").json() == openapi(Settings(), ["toy"])
     with running({"chat": lambda: ster.load(chatting)}) as client:
         body = {"model": "chat", "messages": [{"role": "user", "content": "the sea"}], "max_tokens": 2}

@@ -18,6 +18,7 @@ from server.scheduling import Answer, alone, blocks, check_against_model, playin
 import ster
 from ster import _native
 from ster.errors import ContextError, InputError, LayerError, NonFiniteError, SteeringError, TokenError
+from ster.server import background as background_module
 from ster.server import running as running_module
 from ster.server.admission import check_work
 from ster.server.batch import share_out, whole
@@ -70,13 +71,13 @@ def works(draw: st.DrawFn) -> Work:
     )
 
 
-answers: dict[Work, Answer] = {}
+answers: dict[tuple[int, Work], Answer] = {}
 
 
 def expected(model: ster.Model, work: Work) -> Answer:
-    if work not in answers:
-        answers[work] = alone(model, work)
-    return answers[work]
+    if (id(model), work) not in answers:
+        answers[id(model), work] = alone(model, work)
+    return answers[id(model), work]
 
 
 def ids(prompt: Sequence[int], count: int = 4) -> Work:
@@ -112,6 +113,8 @@ LOADS = {
     "gaps": st.lists(st.sampled_from([0.0, 0.001, 0.004]), min_size=7, max_size=7),
     "cancels": st.lists(st.one_of(st.none(), st.none(), st.integers(0, 12)), min_size=7, max_size=7),
     "before": st.booleans(),
+    "background": st.lists(st.booleans(), min_size=7, max_size=7),
+    "patience": st.sampled_from([1, 3, 64]),
 }
 
 
@@ -119,6 +122,12 @@ LOADS = {
 @given(**LOADS)
 def test_load_changes_no_bit(toy_model: ster.Model, **load: Any) -> None:
     check_load(toy_model, **load)
+
+
+@settings(max_examples=15, deadline=None)
+@given(**LOADS)
+def test_load_changes_no_bit_in_windows(windowed_model: ster.Model, **load: Any) -> None:
+    check_load(windowed_model, **load)
 
 
 @pytest.mark.slow
@@ -136,11 +145,15 @@ def check_load(
     gaps: list[float],
     cancels: list[int | None],
     before: bool,
+    background: list[bool],
+    patience: int,
 ) -> None:
-    """Arrivals, chunks, places, memory, shared prompts, failures and cancellations (after so many events of the submission)."""
-    with playing(toy_model, chosen, start=not before) as play:
+    """Arrivals, chunks, places, memory, shared prompts, failures, cancellations (after so many events of the submission), and works in the
+    background."""
+    with pytest.MonkeyPatch.context() as patch, playing(toy_model, chosen, start=not before) as play:
+        patch.setattr(background_module, "PATIENCE", patience)
         waited: list[tuple[list[Work], list[Answer]]] = []
-        for group, gap, cancel in zip(submissions, gaps, cancels, strict=False):
+        for group, gap, cancel, behind in zip(submissions, gaps, cancels, background, strict=False):
             group = [work for work in group for _ in range(copies)]
             seen: list[Event] = []
             tickets: list[Any] = []
@@ -150,7 +163,7 @@ def check_load(
                 if len(seen) == cancel:
                     play.scheduler.cancel(tickets[0])
 
-            ticket, found = play.submit(group, None if before else hook)
+            ticket, found = play.submit(group, None if before else hook, background=behind)
             tickets.append(ticket)
             if cancel is None:
                 waited.append((group, found))
@@ -179,7 +192,7 @@ def check_ledger(scheduler: Scheduler) -> None:
 def wait_idle(scheduler: Scheduler) -> None:
     """Cancelled works leave before the next pass, which is soon."""
     deadline = time.monotonic() + 30
-    while scheduler.stats().running or scheduler.stats().waiting:
+    while scheduler.stats().running or scheduler.stats().waiting or scheduler.stats().background_waiting:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -203,7 +216,7 @@ def test_no_new_tokens_scores_the_prompt_alone(toy_model: ster.Model) -> None:
     work = Work(TEXTS[0][:50], 0, layers=(1,), prompt_logprobs=3)
     answer = alone(toy_model, work)
     assert answer.ids == [] and answer.prompt is not None and len(answer.prompt) == 50
-    assert answer.residual is not None and answer.residual.shape == (1, 49, HIDDEN)
+    assert answer.residual is not None and answer.residual.shape == (1, 50, HIDDEN)
     check_against_model(toy_model, work, answer)
     one = alone(toy_model, Work((5,), 0, prompt_logprobs=0))
     assert one.prompt == [None]

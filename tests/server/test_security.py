@@ -76,12 +76,12 @@ def test_names_of_hosts() -> None:
 def test_other_machines_need_a_key() -> None:
     for host in ("0.0.0.0", "192.168.1.5", "::", "example.org"):
         with pytest.raises(InputError, match="there is no API key") as caught:
-            check_address(Address(host), Settings())
+            check_address(Address(host), keyed=False)
         assert caught.value.hint and "--insecure" in caught.value.hint
-        check_address(Address(host), Settings(api_keys=("k",)))
-        check_address(Address(host, insecure=True), Settings())
+        check_address(Address(host), keyed=True)
+        check_address(Address(host, insecure=True), keyed=False)
     for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1"):
-        check_address(Address(host), Settings())
+        check_address(Address(host), keyed=False)
 
 
 def test_prompts_are_never_logged(toy: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from ster.cli import console
 from ster.cli.extract import extract
 from ster.cli.generate import generate
 from ster.cli.harvest import harvest
+from ster.cli.keys import keys
 from ster.cli.models import models
 from ster.cli.pairs_import import import_
 from ster.cli.pairs_inspect import inspect as inspect_pairs
@@ -50,6 +51,7 @@ pairs = typer.Typer(no_args_is_help=True, help="Contrastive pairs: check, import
 pairs.command("inspect", short_help="What may be wrong with a pair set.")(inspect_pairs)
 pairs.command("import", short_help="Files of other formats, as a pair set.")(import_)
 app.add_typer(pairs, name="pairs")
+app.add_typer(keys, name="keys")
 app.command(short_help="The families of models that run.")(models)
 app.command("toy-model", short_help="Write the toy checkpoint.")(toy_model)
 

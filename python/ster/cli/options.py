@@ -52,6 +52,15 @@ LayersOption = Annotated[
 PairsOption = Annotated[
     Path, typer.Option("--pairs", "-p", metavar="FILE", help='{"trait_name": "...", "pairs": [{"positive": "...", "negative": "..."}]}')
 ]
+NO_STATE = "none"
+StateOption = Annotated[
+    str | None,
+    typer.Option("--state", metavar="DIR", help="Folder of keys, Jobs and harvests. Default: one of the user's.  [env var: STER_STATE]"),
+]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option("--database", metavar="URL", help="PostgreSQL, for several servers. Default: in --state.  [env var: STER_DATABASE]"),
+]
 JsonOption = Annotated[bool | None, typer.Option("--json/--text", help="Default: text on a terminal, JSON when piped.")]
 VectorArgument = Annotated[
     Path, typer.Argument(metavar="VECTOR", help="A steering artifact, or a GGUF, safetensors, npz or vllm-lens file.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from enum import Enum
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ster.cli import console
-from ster.cli.options import ChatChoice, PrecisionChoice, PrecisionOption, RevisionOption, ThreadsOption, open_model
+from ster.cli.options import (
+    ChatChoice,
+    DatabaseOption,
+    PrecisionChoice,
+    PrecisionOption,
+    RevisionOption,
+    ThreadsOption,
+    open_model,
+)
+from ster.cli.state import open_server_state
 
 if TYPE_CHECKING:
     from ster.server.served import ServedSpec
@@ -94,6 +104,21 @@ def serve(
         ),
     ] = ChatChoice.auto,
     threads: ThreadsOption = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Folder of keys, Jobs and harvests; `none`: there are none. Default: one of the user's.  [env var: STER_STATE]",
+        ),
+    ] = None,
+    database: DatabaseOption = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            "--public-url", metavar="URL", help="What URLs of files begin with, behind a proxy. Default: as a request calls the server."
+        ),
+    ] = None,
 ) -> None:
     """Serve models over HTTP, for any OpenAI client: /v1/completions with output_residual_stream and apply_steering_vectors.
 
@@ -124,10 +149,16 @@ def serve(
         load_on_use=load_on_use,
         idle_seconds=None if idle_minutes is None else 60.0 * idle_minutes,
         load_seconds=load_seconds,
+        public_url=_public_url(public_url),
     )
     warnings.simplefilter("once", SterWarning)  # a template that prints the date would warn with every request
     specs = _specs(_models(model), served_name, revision, precision, chat_template, threads)
-    serve(specs, settings, Address(host, port, insecure), shutdown_seconds=shutdown_seconds, note=console.note)
+    opened = open_server_state(state, database)
+    try:
+        serve(specs, settings, Address(host, port, insecure), shutdown_seconds=shutdown_seconds, note=console.note, state=opened)
+    finally:
+        if opened is not None:
+            opened.close()
 
 
 def _check_extra() -> None:
@@ -139,7 +170,11 @@ def _check_extra() -> None:
 
     from ster.errors import InputError
 
-    missing = [name for name in ("starlette", "pydantic", "uvicorn", "zstandard") if find_spec(name) is None]
+    missing = [
+        name
+        for name in ("starlette", "pydantic", "uvicorn", "zstandard", "sqlalchemy", "alembic", "platformdirs")
+        if find_spec(name) is None
+    ]
     if missing:
         hint = "run `pip install '.[serve]'` in Ster's folder (the distribution is called ster-lm, and it is not on PyPI)"
         raise InputError(f"`ster serve` needs the extra `serve`, of which {', '.join(missing)} cannot be imported", hint)
@@ -165,6 +200,18 @@ def _models(given: list[str] | None) -> list[str]:
     if not found[0]:
         raise typer.BadParameter("name the folder of a checkpoint", param_hint="--model")
     return found
+
+
+def _public_url(given: str | None) -> str | None:
+    """
+    Raises:
+        InputError: not what a URL could begin with.
+    """
+    from ster.errors import InputError
+
+    if given is not None and not re.fullmatch(r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~/-]*)?", given):
+        raise InputError(f"--public-url {given} is not a URL to begin with", "expected https://HOST, or https://HOST/PATH")
+    return given
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def make_plan(model: Readable, form: Form, directions: Directions | None, shard_
         "tokenizer_hash": model.tokenizer_hash,
         "precision": model.precision,
         "chat_template": model.chat_template,
-        "add_special_tokens": model.chat_template != "applied",
+        "add_special_tokens": model.adds_special_tokens,
         "layer_indices": list(form.layers),
         "hidden_size": model.hidden_size,
         "residual_stream_convention": CONVENTION,

@@ -92,6 +92,29 @@ class Completion(Answer):
     activations: Captured = maybe("With output_residual_stream.")
 
 
+class Job(Answer):
+    """A completion that is made in the background. A list has it without its result."""
+
+    id: str
+    object: Literal["job"]
+    status: Literal["queued", "running", "done", "failed", "cancelled"]
+    model: str = Field(description="The id that it was asked of.")
+    created_at: int = Field(description="This and other times: Unix seconds.")
+    started_at: int = maybe("It runs, or has run.")
+    ended_at: int = maybe("It is done, failed or cancelled.")
+    expires_at: int = maybe("It has ended, and is removed after this.")
+    result: Completion = maybe("It is done.")
+    error: ErrorDetail = maybe("It failed: what the request would have been answered.")
+
+
+class JobList(Answer):
+    object: Literal["list"]
+    data: list[Job]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class TokenLogprob(Answer):
     token: str
     logprob: float
@@ -221,3 +244,47 @@ class Health(Answer):
 class Ready(Answer):
     status: Literal["ready"]
     models: list[str]
+
+
+class UsedKey(Answer):
+    id: str
+    name: str
+
+
+class Budget(Answer):
+    """One limit of a key in its present month or day, which are UTC's. Tokens are counted, or requests."""
+
+    spent: int
+    held: int = Field(description="By requests that run, and by Jobs and harvests that wait.")
+    renews_at: int = Field(description="Unix seconds.")
+    limit: int = maybe("Where there is one.")
+    left: int = maybe("Where there is a limit.")
+
+
+class Budgets(Answer):
+    monthly_tokens: Budget = maybe("Of prompts, and generated. Absent, as all are, for callers who are not counted.")
+    daily_tokens: Budget = maybe("The same of a day.")
+    monthly_input_tokens: Budget = maybe("Of prompts.")
+    monthly_output_tokens: Budget = maybe("Generated.")
+    monthly_activations: Budget = maybe("Requests with output_residual_stream.")
+    monthly_harvest_tokens: Budget = maybe("Of prompts of harvests.")
+
+
+class UsagePeriod(Answer):
+    period: str = Field(description="As 2026-11, or 2026-11-30, in UTC.")
+    requests: int = Field(description="Those that cost something.")
+    renews_at: int
+
+
+class KeyUsage(Answer):
+    """What the caller's API key has used. Of callers without one of the server's state nothing is counted."""
+
+    object: Literal["usage"]
+    counted: bool
+    budgets: Budgets
+    key: UsedKey = maybe("Where it is counted, as are the following.")
+    month: UsagePeriod = maybe("The present one.")
+    day: UsagePeriod = maybe("The present one.")
+    running: int = maybe("Requests that hold something now.")
+    concurrency: int = maybe("How many may run, where that is limited.")
+    requests_per_minute: int = maybe("How many may start in a minute, where that is limited.")

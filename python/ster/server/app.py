@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Collection, Sequence
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -16,18 +17,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ster.server.accounts import Accounts
 from ster.server.body import Bodies
 from ster.server.chat import chat_completions
 from ster.server.completions import completions
 from ster.server.errors import ApiError, method_not_allowed, not_found, shutting_down
 from ster.server.guard import Guard
+from ster.server.harvests.routes import Harvests, harvest_file, harvest_list, one_harvest
+from ster.server.jobs.routes import job_list, one_job
+from ster.server.jobs.runner import Runner
+from ster.server.longpoll import LongPolls
 from ster.server.metrics import CONTENT_TYPE, Metrics
 from ster.server.openapi import openapi
 from ster.server.requests import Errors, Requests, json_response
 from ster.server.served import Models, Served, ServedSpec
 from ster.server.settings import Settings
 from ster.server.tokens import detokenize, tokenize, tokenizer_info
-from ster.state.state import State
+from ster.server.usage import usage_page
+
+if TYPE_CHECKING:
+    from ster.state.state import State
 
 
 async def health(request: Request) -> Response:
@@ -75,15 +84,24 @@ async def metrics_page(request: Request) -> Response:
 
 async def openapi_page(request: Request) -> Response:
     models: Models = request.app.state.models
-    return json_response(openapi(request.app.state.settings, [served.name for served in models]))
+    accounts: Accounts | None = request.app.state.accounts
+    settings: Settings = request.app.state.settings
+    keyed = bool(settings.api_keys) or (accounts is not None and accounts.keys.required)
+    return json_response(openapi(settings, [served.name for served in models], keyed=keyed))
 
 
 ROUTES = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/harvest", harvest_list, methods=["GET", "POST"]),
+    Route("/v1/harvest/{id}", one_harvest, methods=["GET", "DELETE"]),
+    Route("/v1/harvest/{id}/files/{name}", harvest_file),
+    Route("/v1/jobs", job_list, methods=["GET", "POST"]),
+    Route("/v1/jobs/{id}", one_job, methods=["GET", "DELETE"]),
     Route("/v1/models", list_models),
     Route("/v1/models/{id:path}/status", model_status),
     Route("/v1/models/{id:path}", get_model),
+    Route("/v1/usage", usage_page),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/tokenizer_info", tokenizer_info),
@@ -102,39 +120,55 @@ def create_app(
     hosts: see `ster.server.guard.Guard`. state: of keys, Jobs and harvests, which whoever opened it closes; None: there are none.
     """
     metrics = Metrics(route.path for route in ROUTES)
+    accounts = None if state is None else Accounts(state, metrics)
     layers = [Middleware(Requests, metrics=metrics)]
     if settings.allowed_origins:
         layers.append(
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allowed_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["authorization", "content-type"],
-                expose_headers=["x-request-id", "retry-after"],
+                expose_headers=["x-request-id", "retry-after", "x-acs-longpoll", "x-acs-max-tokens-clamped"],
             )
         )
-    layers += [Middleware(Errors), Middleware(Guard, keys=settings.api_keys, hosts=hosts)]
+    known = None if accounts is None else accounts.keys
+    layers += [Middleware(Errors), Middleware(Guard, keys=settings.api_keys, hosts=hosts, known=known, metrics=metrics)]
     app = Starlette(routes=ROUTES, middleware=layers, exception_handlers={HTTPException: _refuse}, lifespan=_lifespan)
     app.router.redirect_slashes = False
     app.state.settings = settings
-    app.state.bodies = Bodies(settings)
+    app.state.bodies = Bodies(settings.max_body_bytes, settings.bodies_bytes)
     app.state.metrics = metrics
     app.state.models = Models(models, settings)
     app.state.state = state
+    app.state.harvests = None if state is None else Harvests(state, app.state.models, settings, lambda: bool(app.state.draining))
+    app.state.accounts = accounts
     app.state.draining = False
+    app.state.longpolls = LongPolls()
+    app.state.jobs = None if state is None else Runner(state, app.state.models, settings, lambda: bool(app.state.draining))
     return app
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     models: Models = app.state.models
+    runners = [app.state.jobs, app.state.harvests.runner] if app.state.state is not None else []
+    accounts: Accounts | None = app.state.accounts
+    if accounts is not None:
+        accounts.start()
     threading.Thread(target=models.load, name="ster-load", daemon=True).start()
     unloading = asyncio.ensure_future(models.unload_unused())
+    for runner in runners:
+        runner.start()
     try:
         yield
     finally:
+        for runner in runners:
+            await run_in_threadpool(runner.stop)
         unloading.cancel()
         await run_in_threadpool(models.drain, 0.0)
+        if accounts is not None:
+            await run_in_threadpool(accounts.close)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Iterable, Sequence
 
 from ster import _native
 from ster.errors import SterError
 from ster.model import Model
+from ster.server.background import SHARE
 from ster.server.memory import BLOCK, Ledger, blocks_of
+from ster.server.passes import Passes
 from ster.server.prefixes import Kept, Prefixes, common
 from ster.server.running import Job, Running
 from ster.server.settings import Settings
@@ -28,18 +29,29 @@ log = logging.getLogger("ster.server")
 
 
 class Batch:
-    """pass_lock: held during a pass. stats: counted on."""
+    """passes: held during a pass. stats: counted on."""
 
-    def __init__(self, model: Model, settings: Settings, stats: Stats, pass_lock: threading.Lock) -> None:
+    def __init__(self, model: Model, settings: Settings, stats: Stats, passes: Passes) -> None:
         self._model = model
         self._settings = settings
         self._stats = stats
-        self._pass_lock = pass_lock
+        self._passes = passes
         self._chunkable = model.engine.chunkable
         self.running: list[Running] = []
         self.ledger = Ledger(settings.kv_cache_bytes, model.engine.cache_block_bytes)
         self.prefixes = Prefixes(self.ledger)
         self._refused: Job | None = None  # since nobody left
+        self._shared = 0  # passes in which background works had to stand back
+
+    @property
+    def busy(self) -> bool:
+        """Something runs that somebody waits for."""
+        return any(not running.job.ticket.background for running in list(self.running))
+
+    @property
+    def in_background(self) -> int:
+        """Sequences that make way for others."""
+        return sum(running.background for running in list(self.running))
 
     # Who runs
 
@@ -67,7 +79,18 @@ class Batch:
         elif origin is not None:
             self._fork(running, origin.cache, shared)
         self.running.append(running)
+        job.said = 0
         return True
+
+    def give_up(self) -> Job | None:
+        """End the background sequence that was admitted last, so that its place and memory are free; None: there is none."""
+        running = next((running for running in reversed(self.running) if running.background), None)
+        return None if running is None else self.withdraw(running)
+
+    def withdraw(self, running: Running) -> Job:
+        """End it; what it has run is kept while there is room. It is to be admitted again."""
+        self._retire(running, keep=True)
+        return running.job
 
     def drop_cancelled(self) -> None:
         for running in [running for running in self.running if running.job.ticket.cancelled]:
@@ -85,13 +108,13 @@ class Batch:
 
     def _retire(self, running: Running, *, keep: bool) -> None:
         """It runs no more; `keep`: its cache may serve others."""
-        self.running.remove(running)
         running.gone = True
         self._refused = None
-        if keep and running.source is None and running.job.work.share_prefix and self._chunkable:
+        if keep and running.source is None and running.job.lends and self._chunkable:
             self.prefixes.add(running.job.plan, running.tokens(), running.cache, running.blocks)
         self.ledger.unpin(running.blocks)
         self.ledger.take_bytes(-running.held)
+        self.running.remove(running)  # last: who counts those that run finds the memory of the others free
 
     def _origin(self, job: Job) -> tuple[Kept | Running | None, int]:
         """Whose cache `job` starts from, and with how many tokens. The last token of a prompt always runs: its logits are needed."""
@@ -100,7 +123,7 @@ class Batch:
         beginning = job.tokens[:-1]
         origin: Kept | Running | None
         origin, shared = self.prefixes.find(job.plan, beginning)
-        alike = [other for other in self.running if other.job.plan == job.plan and other.job.work.share_prefix]
+        alike = [other for other in self.running if other.job.plan == job.plan and other.job.lends]
         counts = [common(other.job.tokens, beginning) for other in alike]
         for other, count in zip(alike, counts, strict=True):
             if min(count, other.ran) > shared and min(count, other.ran) >= other.cache.shortest:
@@ -109,6 +132,8 @@ class Batch:
             return origin, shared
         now = shared
         for other, count in zip(alike, counts, strict=True):
+            if other.background and not (job.ticket.background and not job.lifted):
+                continue  # it may stand still for long
             worth = WORTH_WAITING_TOGETHER if other.job.ticket is job.ticket else WORTH_WAITING
             if count > shared and count >= now + worth:
                 origin, shared = other, count
@@ -141,21 +166,35 @@ class Batch:
         return failed + [(running.job, event) for running, events in told for event in events]
 
     def _plan(self) -> Plan:
-        """Every sequence that decodes, and as much of the prompts as there is room for."""
+        """Every sequence that decodes, and as much of the prompts as there is room for; of those in the background, see there."""
         ready = [running for running in self.running if running.source is None]
-        prompts = [running for running in ready if running.left]
         divide = share_out if self._chunkable else whole
-        shares = divide([self._most(running) for running in prompts], self._settings.prefill_tokens)
-        plan = [(running, 1) for running in ready if not running.left]
+        plan: Plan = []
         rows = max(1, LOGIT_BYTES // (4 * self._model.vocab_size))
-        for running, share in zip(prompts, shares, strict=True):
-            if running.scores_prompt and self._chunkable:
-                share = min(share, rows)
-                rows -= share
-            if share:
-                plan.append((running, share))
+        for group, room in self._groups(ready):
+            plan += [(running, 1) for running in group if not running.left]
+            prompts = [running for running in group if running.left]
+            shares = divide([self._most(running) for running in prompts], room)
+            for running, share in zip(prompts, shares, strict=True):
+                if running.scores_prompt and self._chunkable:
+                    share = min(share, rows)
+                    rows -= share
+                if share:
+                    plan.append((running, share))
         assert plan or not self.running
         return plan
+
+    def _groups(self, ready: list[Running]) -> list[tuple[list[Running], int]]:
+        """Who is in the next pass, with how many tokens of prompts."""
+        room = self._settings.prefill_tokens
+        if not self.busy:
+            return [(ready, room)]
+        groups = [([running for running in ready if not running.background], room)]
+        if len(groups[0][0]) < len(ready):
+            self._shared += 1
+            if self._shared % SHARE == 0:
+                groups.append(([running for running in ready if running.background], max(1, room // SHARE)))
+        return groups
 
     def _most(self, running: Running) -> int:
         """How many tokens of its prompt may run in one pass."""
@@ -167,7 +206,7 @@ class Batch:
         """One pass, again without the one at fault when it fails; what came of the others. The engine leaves caches as they were."""
         while plan:
             try:
-                with self._pass_lock:
+                with self._passes:
                     outputs = self._model.engine.forward([running.sequence(count) for running, count in plan])
             except Exception as error:
                 at = culprit(error) if len(plan) > 1 else 0

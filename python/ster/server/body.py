@@ -24,10 +24,11 @@ V = TypeVar("V")
 
 
 class Bodies:
-    """The memory for bodies over all requests, handed out in the order of asking."""
+    """The memory for bodies over all requests, handed out in the order of asking. cap: bytes of one. free: of all."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.free = settings.bodies_bytes
+    def __init__(self, cap: int, free: int) -> None:
+        self.cap = cap
+        self.free = free
         self.parsing = asyncio.Lock()  # of a large one
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -106,27 +107,30 @@ async def with_body(request: Request, work: Callable[[bytes], T]) -> T:
         body.close()
 
 
-async def read_body(request: Request, parse: Callable[[bytes], T]) -> Body[T]:
+async def read_body(request: Request, parse: Callable[[bytes], T], bodies: Bodies | None = None) -> Body[T]:
     """`parse`, in a thread, of the body of `request`. Nothing but its outcome stays of the body.
+
+    bodies: whose memory it takes; None: that of all requests.
 
     Raises:
         ApiError: 415, a type other than JSON; 413, more bytes than the cap; 408, they took too long; 503, too many others are being read.
         ClientGoneError: the client left.
     """
     settings: Settings = request.app.state.settings
-    bodies: Bodies = request.app.state.bodies
+    bodies = bodies or request.app.state.bodies
+    assert bodies is not None
     _check_type(request)
     declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isdecimal() else settings.max_body_bytes
-    if size > settings.max_body_bytes:
-        raise request_too_large(settings.max_body_bytes)
+    size = int(declared) if declared.isdecimal() else bodies.cap
+    if size > bodies.cap:
+        raise request_too_large(bodies.cap)
     body, held = bytearray(), 0
     found: Body[T] | None = None
     try:
-        if not await _within(settings.body_seconds, _read(request, body, settings.max_body_bytes, SMALL)):
+        if not await _within(settings.body_seconds, _read(request, body, bodies.cap, SMALL)):
             await bodies.take(size, settings.body_seconds)
             held = size
-            await _within(settings.body_seconds, _read(request, body, settings.max_body_bytes))
+            await _within(settings.body_seconds, _read(request, body, bodies.cap))
         raw = bytes(body)
         del body
         found = Body(bodies, held, len(raw))

@@ -21,10 +21,18 @@ class Caller:
 NOBODY = Caller("local")
 """Whoever asks a server that has no keys."""
 
+STRANGER = Caller("")
+"""Whoever has a URL that was signed, which opens what it names. Nothing is owned by it."""
+
 
 def of_plain_key(key: bytes) -> Caller:
     """A key that was given to `ster serve` as it is."""
     return Caller("plain_" + hashlib.sha256(key).hexdigest()[:32])
+
+
+def of_state_key(key_id: str) -> Caller:
+    """A key of the state."""
+    return Caller(key_id, key_id)
 
 
 def caller_of(request: Request) -> Caller:

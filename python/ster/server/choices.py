@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ster.errors import NonFiniteError, SterError
+from ster.server.capture import encode_activations, verify_shape
 from ster.server.errors import ApiError, internal_error, invalid, queue_full, shutting_down
 from ster.server.plan import Plan, sentence
 from ster.server.requests import log_crash
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ster.server.form import Json
     from ster.server.logprobs import TokenScore
     from ster.server.work import Event
 
@@ -94,6 +96,18 @@ class Choices(list[Choice]):
 
     def prompt_scores(self, choice: Choice) -> list[TokenScore | None] | None:
         return self[choice.index - choice.index % self.plan.n].prompt_scores
+
+    def activations(self) -> Json:
+        """The tensor, verified; to be called off the event loop.
+
+        Raises:
+            ApiError: it does not fit the request, or not its dtype.
+        """
+        plan, choice = self.plan, self[0]
+        facts = plan.loaded.facts
+        verify_shape(choice.residual, plan.layers, len(plan.prompts[0].tokens), len(choice.tokens), facts.hidden)
+        assert choice.residual is not None
+        return {"residual_stream": encode_activations(choice.residual, plan.dtype, plan.layers)}
 
     def _failure(self, index: int, error: BaseException) -> ApiError:
         if isinstance(error, ShuttingDown):

@@ -23,10 +23,10 @@ from ster.server.work import Token
 
 
 async def completions(request: Request) -> Response:
-    return await respond(request, CompletionRequest, _plan, CompletionForm)
+    return await respond(request, CompletionRequest, plan_completion, CompletionForm)
 
 
-def _plan(loaded: Loaded, settings: Settings, asked: CompletionRequest) -> Plan:
+def plan_completion(loaded: Loaded, settings: Settings, asked: CompletionRequest) -> Plan:
     """
     Raises:
         ApiError: the request asks for what cannot be done.

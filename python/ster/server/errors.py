@@ -6,9 +6,13 @@ Messages here are the API's: whole sentences, with a capital letter and a full s
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ster.state.budget import OverBudget
 
 NONE: Mapping[str, str] = MappingProxyType({})
 SHOWN_NAME = 200  # characters of a name that there is not
@@ -108,6 +112,48 @@ def chat_completions_unsupported() -> ApiError:
 def invalid_api_key() -> ApiError:
     message = "The API key is missing or wrong: send Authorization: Bearer KEY."
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def key_paused() -> ApiError:
+    return ApiError(403, "The API key is paused: whoever runs this server can resume it.", code="key_paused")
+
+
+def state_unavailable() -> ApiError:
+    """The database does not answer; the log says why."""
+    message = f"The server's database does not answer: try again in {QUEUE_SECONDS} seconds."
+    return ApiError(503, message, code="state_unavailable", headers={"Retry-After": str(QUEUE_SECONDS)})
+
+
+def over_budget(refused: OverBudget) -> ApiError:
+    """429: a limit of the key leaves no room. Retry-After is soon where requests that run may give some back, else when the period is over;
+    clients of OpenAI are told not to try again where that is long."""
+    name, limit, left, asked = refused.dimension, refused.limit, refused.left, refused.asked
+    if name == "concurrency":
+        message = f"This API key may run {limit:,} requests at a time, and as many run."
+        return ApiError(429, message, code="concurrency_exceeded", headers={"Retry-After": "1"})
+    assert refused.renews_at is not None
+    seconds = max(math.ceil(refused.renews_at - time.time()), 1)
+    if name == "requests_per_minute":
+        message = f"This API key may start {limit:,} requests a minute, and as many have started: try again in {seconds} seconds."
+        return ApiError(429, message, code="rate_limited", headers={"Retry-After": str(seconds)})
+    message = f"This request needs {asked:,}, and {left:,} of this API key's {limit:,} {UNITS[name]} are left ({name})."
+    if refused.held and asked <= left + refused.held:
+        message += f" Requests that run or wait hold {refused.held:,}, and may give some back."
+        return ApiError(429, message, code=CODES.get(name, "budget_exceeded"), headers={"Retry-After": str(QUEUE_SECONDS)})
+    message += time.strftime(" The budget renews at %Y-%m-%d 00:00 UTC.", time.gmtime(refused.renews_at))
+    headers = {"Retry-After": str(seconds), "X-Should-Retry": "false"}
+    return ApiError(429, message, code=CODES.get(name, "budget_exceeded"), headers=headers)
+
+
+CODES = {"monthly_activations": "activation_quota_exceeded", "monthly_harvest_tokens": "harvest_quota_exceeded"}
+UNITS = {
+    "monthly_tokens": "tokens a month",
+    "daily_tokens": "tokens a day",
+    "monthly_input_tokens": "input tokens a month",
+    "monthly_output_tokens": "output tokens a month",
+    "monthly_activations": "requests with activations a month",
+    "monthly_harvest_tokens": "harvest tokens a month",
+}
 
 
 def not_found(path: str) -> ApiError:

@@ -41,6 +41,11 @@ class Feed:
             with contextlib.suppress(RuntimeError):  # the loop has been closed
                 self._loop.call_soon_threadsafe(self._wake)
 
+    @property
+    def gone(self) -> bool:
+        """The client has left."""
+        return self._gone
+
     async def next(self, seconds: float | None = None) -> list[tuple[int, Event]]:
         """What has happened since the last call; waits for something, but not longer than `seconds`.
 

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from ster.server.callers import CALLER, NOBODY, Caller, of_plain_key
+from ster.server.callers import CALLER, NOBODY, STRANGER, Caller, of_plain_key, of_state_key
 from ster.server.errors import ApiError, invalid_api_key
+from ster.server.harvests.signing import is_signed
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from ster.server.known_keys import KnownKeys
+    from ster.server.metrics import Metrics
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 
@@ -20,13 +24,17 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 class Guard:
     """Refuses requests without a key, where there are keys, and requests to a host that this server is not.
 
+    keys: given to the server as they are. known: those of the state, if there is one.
+
     hosts: names that the Host header may have; None: any. A server on the loopback address without keys is safe from web pages only if
     it insists on them: a page of evil.example whose name resolves to 127.0.0.1 is of the same origin as the server, but says its own name.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], hosts: Collection[str] | None) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], hosts: Collection[str] | None, known: KnownKeys | None, metrics: Metrics) -> None:
         self.app = app
         self.keys = [key.encode() for key in keys]
+        self.known = known
+        self.metrics = metrics
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,8 +42,15 @@ class Guard:
             headers = Headers(scope=scope)
             self._check_host(headers.get("host", ""))
             scope[CALLER] = NOBODY
-            if self.keys and scope["path"] not in OPEN_PATHS:
-                scope[CALLER] = self._caller(headers.get("authorization", ""))
+            if is_signed(scope["method"], scope["path"], scope["query_string"]):
+                scope[CALLER] = STRANGER
+            elif scope["path"] not in OPEN_PATHS and (self.keys or (self.known is not None and await self.known.are_there())):
+                try:
+                    scope[CALLER] = await self._caller(headers.get("authorization", ""))
+                except ApiError as error:
+                    if error.status < 500:
+                        self.metrics.refused(error.code)
+                    raise
         await self.app(scope, receive, send)
 
     def _check_host(self, host: str) -> None:
@@ -43,14 +58,20 @@ class Guard:
             message = "This server answers to its loopback address alone: the Host header has another name."
             raise ApiError(403, message, code="host_not_allowed")
 
-    def _caller(self, authorization: str) -> Caller:
-        scheme, _, key = authorization.partition(" ")
-        given = key.strip().encode()
+    async def _caller(self, authorization: str) -> Caller:
+        scheme, _, text = authorization.partition(" ")
+        text = text.strip()
+        if scheme.lower() != "bearer" or not text:
+            raise invalid_api_key()
+        given = text.encode()
         # Every key is compared, whichever fits, so that time tells nothing.
         matches = [hmac.compare_digest(given, known) for known in self.keys]
-        if scheme.lower() != "bearer" or not any(matches):
+        if any(matches):
+            return of_plain_key(given)
+        key = None if self.known is None else await self.known.find(text)
+        if key is None:
             raise invalid_api_key()
-        return of_plain_key(given)
+        return of_state_key(key.id)
 
 
 def host_name(host: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from ster.chat import find_chat_template
 from ster.checkpoint import find_checkpoint
 from ster.model import Model
 from ster.server.memory import check_budget
+from ster.server.passes import Passes
 from ster.server.pieces import Pieces
 from ster.server.scheduler import Scheduler
 from ster.server.settings import Facts, Settings, WireDtype
@@ -36,7 +36,7 @@ class Loaded:
         return self.model.chat_template == "applied"
 
 
-def loaded_from(model: Model, settings: Settings, pass_lock: threading.Lock) -> Loaded:
+def loaded_from(model: Model, settings: Settings, pass_lock: Passes) -> Loaded:
     """Its scheduler has not been started.
 
     Raises:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Labels = Mapping[str, str]
+MANY = ("/v1/models/", "/v1/jobs/", "/v1/harvest/")  # paths that go on with an id are counted together
 
 
 class Metrics:
@@ -27,15 +28,20 @@ class Metrics:
         self._paths = frozenset(paths)
         self._requests: Counter[tuple[str, int]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
+        self._refusals: Counter[str] = Counter()
 
     def ended(self, path: str | None, record: Record) -> None:
         """path: None where the request was not HTTP."""
         if path is None or path not in self._paths:
-            path = "/v1/models/{id}" if path is not None and path.startswith("/v1/models/") else "other"
+            path = next((f"{many}{{id}}" for many in MANY if path is not None and path.startswith(many)), "other")
         self._requests[path, record.status] += 1
         if record.model is not None:
             self._tokens[record.model, "prompt"] += record.prompt_tokens
             self._tokens[record.model, "completion"] += record.completion_tokens
+
+    def refused(self, reason: str) -> None:
+        """A key or one of its limits kept a request out. reason: the limit's name, or what is wrong with the key."""
+        self._refusals[reason] += 1
 
     def text(self, models: Iterable[Served]) -> str:
         page = _Page()
@@ -43,6 +49,8 @@ class Metrics:
         page.add("ster_requests_total", "counter", "Requests that have ended, by path and status; 499 are clients that left.", requests)
         tokens = [({"model": model, "kind": kind}, count) for (model, kind), count in sorted(self._tokens.items())]
         page.add("ster_tokens_total", "counter", "Tokens of completions: of their prompts, and generated.", tokens)
+        refusals = [({"reason": reason}, count) for reason, count in sorted(self._refusals.items())]
+        page.add("ster_refusals_total", "counter", "Requests that an API key or one of its limits kept out.", refusals)
         _add_models(page, list(models))
         return page.text()
 
@@ -68,6 +76,9 @@ LOADING = (
 SCHEDULER = (
     ("ster_waiting", "gauge", "Requests that wait for a place.", "waiting"),
     ("ster_running", "gauge", "Sequences in the batch.", "running"),
+    ("ster_background_waiting", "gauge", "Sequences of Jobs and harvests that wait for a place.", "background_waiting"),
+    ("ster_background_running", "gauge", "Sequences of Jobs and harvests in the batch.", "background_running"),
+    ("ster_background_given_up_total", "counter", "Such sequences that made way for requests, and begin again.", "given_up"),
     ("ster_cache_bytes", "gauge", "Memory of caches, kept prefixes and captured rows.", "cache_bytes"),
     (
         "ster_cache_pinned_bytes",

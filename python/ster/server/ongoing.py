@@ -6,18 +6,19 @@ import time
 from typing import TYPE_CHECKING
 
 from ster.errors import SterError
-from ster.server.capture import encode_activations, verify_shape
 from ster.server.choices import Choices
 from ster.server.errors import ApiError, invalid, queue_full, shutting_down
 from ster.server.feed import Feed
 from ster.server.form import Json
 from ster.server.plan import Plan, sentence
-from ster.server.requests import Record
+from ster.server.requests import ClientGoneError, Record
 from ster.server.work import QueueFull, ShuttingDown
+from ster.state.budget import Amount
 
 if TYPE_CHECKING:
     from starlette.types import Receive
 
+    from ster.server.accounts import Bill
     from ster.server.lease import Lease
     from ster.server.running import Ticket
     from ster.server.settings import Settings
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 
 
 class Ongoing:
-    """A plan that the engine works on. Closing it gives back its place, whatever state it is in, and ends the use of its model.
+    """A plan that the engine works on. Closing it gives back its place, whatever state it is in, ends the use of its model, and pays what
+    `owe` said last.
 
     Its time, `request_seconds`, begins now.
     """
 
-    def __init__(self, plan: Plan, lease: Lease, receive: Receive, record: Record, settings: Settings, *, eager: bool) -> None:
+    def __init__(self, plan: Plan, bill: Bill, lease: Lease, receive: Receive, record: Record, settings: Settings, *, eager: bool) -> None:
         self.plan = plan
+        self.bill = bill
         self._lease = lease
         self.choices = Choices(plan, record.id)
         self.record = record
@@ -70,23 +73,28 @@ class Ongoing:
             raise timed_out(self.settings)
         return events
 
+    def owe(self, tokens: int, *, activations: bool) -> None:
+        """So many new tokens, or the activations, have been given: they and the prompt are to be paid, whatever comes."""
+        self.bill.owe(Amount(self.plan.prompt_tokens, tokens, int(activations)))
+
+    def check_client(self) -> None:
+        """
+        Raises:
+            ClientGoneError
+        """
+        if self._feed.gone:
+            raise ClientGoneError
+
     def close(self) -> None:
+        self.bill.close()
         self._feed.close()
         if self._ticket is not None and not self.choices.finished:
             self.plan.loaded.scheduler.cancel(self._ticket)
         self._lease.close()
 
     def activations(self) -> Json:
-        """The tensor, verified; to be called off the event loop.
-
-        Raises:
-            ApiError: it does not fit the request, or not its dtype.
-        """
-        plan, choice = self.plan, self.choices[0]
-        facts = plan.loaded.facts
-        verify_shape(choice.residual, plan.layers, len(plan.prompts[0].tokens), len(choice.tokens), facts.hidden)
-        assert choice.residual is not None
-        return {"residual_stream": encode_activations(choice.residual, plan.dtype, plan.layers)}
+        """See `Choices.activations`."""
+        return self.choices.activations()
 
 
 def timed_out(settings: Settings) -> ApiError:

@@ -12,6 +12,8 @@ from pydantic.json_schema import models_json_schema
 from ster._native import __version__
 from ster.server import answers, schema
 from ster.server.fields import X_LIMIT
+from ster.server.harvests import answers as harvest_answers
+from ster.server.harvests.request import HarvestRequest
 from ster.server.settings import Settings
 
 Json = dict[str, Any]
@@ -19,6 +21,8 @@ REF = "#/components/schemas/{model}"
 ANSWERS: tuple[type[BaseModel], ...] = (
     answers.Completion,
     answers.ChatCompletion,
+    answers.Job,
+    answers.JobList,
     answers.ModelList,
     answers.ModelEntry,
     answers.ModelStatus,
@@ -27,19 +31,25 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     answers.TokenizerInfo,
     answers.Health,
     answers.Ready,
+    answers.KeyUsage,
     answers.Error,
+    harvest_answers.HarvestAccepted,
+    harvest_answers.Harvest,
+    harvest_answers.HarvestList,
 )
 REQUESTS: tuple[type[BaseModel], ...] = (
     schema.CompletionRequest,
+    schema.JobRequest,
     schema.ChatRequest,
     schema.TokenizeRequest,
     schema.DetokenizeRequest,
+    HarvestRequest,
 )
 
 EVERYWHERE = {
     400: "The request cannot be carried out; `param` names the field.",
     401: "No API key, or a wrong one.",
-    403: "The Host header names another machine.",
+    403: "The API key is paused, or the Host header names another machine.",
     405: "The path takes other methods, see the header Allow.",
     500: "The server failed; its log has the cause under the request_id.",
 }
@@ -49,11 +59,18 @@ WITH_BODY = {
     415: "The body is not application/json.",
 }
 LOADING = {
-    503: "The model failed to load, or takes longer than a request may wait; or the server is shutting down, or full of large bodies."
+    503: "The model failed to load, or takes longer than a request may wait; or the server is shutting down, or full of large bodies; or"
+    " its database does not answer."
 }
 NOT_READY = {503: "A model is loading for the start of the server, or failed to load; or the server is shutting down."}
+COUNTED = {503: "The server's database does not answer."}
 WAITED = {429: "Too many requests are waiting; try again after Retry-After seconds."}
+NO_STATE = {503: "The server keeps no state, and so no harvests; or it is shutting down, or the model failed to load."}
+NO_JOBS = {503: "The server keeps no state, and so no Jobs; or it is shutting down, or the model failed to load."}
+NO_JOB = {404: "The caller has no such Job."}
+NO_HARVEST = {404: "The caller has no such harvest."}
 GENERATING = {
+    429: "Too many requests are waiting, or a limit of the API key leaves no room; `code` says which. Try again after Retry-After seconds.",
     502: "The activations do not fit the request.",
     504: "The request took too long.",
 }
@@ -75,17 +92,17 @@ STREAMED: dict[type[BaseModel], str] = {
 }
 
 
-def openapi(settings: Settings, models: Sequence[str] = ()) -> Json:
+def openapi(settings: Settings, models: Sequence[str] = (), *, keyed: bool = False) -> Json:
     """The document, not to be changed: equal arguments give the same one.
 
-    models: the ids that `model` may have; none: any text.
+    models: the ids that `model` may have; none: any text. keyed: there are keys beside those of the settings.
     """
-    return _document(settings, tuple(models))
+    return _document(settings, tuple(models), keyed or bool(settings.api_keys))
 
 
 @lru_cache(maxsize=8)
-def _document(settings: Settings, models: tuple[str, ...]) -> Json:
-    security: list[Json] = [{"bearer": []}] if settings.api_keys else [{}, {"bearer": []}]
+def _document(settings: Settings, models: tuple[str, ...], keyed: bool) -> Json:
+    security: list[Json] = [{"bearer": []}] if keyed else [{}, {"bearer": []}]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -102,6 +119,10 @@ def _document(settings: Settings, models: tuple[str, ...]) -> Json:
             "headers": {
                 "RequestId": {"schema": {"type": "string"}, "description": "Also in the body of errors, and in the server's log."},
                 "RetryAfter": {"schema": {"type": "integer"}, "description": "Seconds."},
+                "Clamped": {
+                    "schema": {"type": "string"},
+                    "description": "`requested=N,applied=M,reason=budget`, where `max_tokens` was left out and the API key has fewer left.",
+                },
             },
         },
     }
@@ -115,9 +136,11 @@ def _examples(models: tuple[str, ...]) -> dict[type[BaseModel], list[Json]]:
             {**plain, "prompt": "The sky is"},
             {**plain, "prompt": "The sky is", "output_residual_stream": [0], "stream": True},
         ],
+        schema.JobRequest: [{**plain, "prompt": "The sky is", "output_residual_stream": [0]}],
         schema.ChatRequest: [{**plain, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}],
         schema.TokenizeRequest: [{"prompt": "The sky is", "add_special_tokens": False}],
         schema.DetokenizeRequest: [{"tokens": [1, 2]}],
+        HarvestRequest: [{"model": model, "prompts": ["The sky is", "The sea is"], "layers": [0]}],
     }
 
 
@@ -138,6 +161,9 @@ def _paths(models: tuple[str, ...]) -> Json:
             "get": _get("getModelStatus", "Whether it is loaded, and since when", answers.ModelStatus, missing),
             "parameters": [model_id],
         },
+        **_job_paths(),
+        **_harvest_paths(),
+        "/v1/usage": {"get": _get("usage", "What the caller's API key has spent, holds and has left", answers.KeyUsage, COUNTED)},
         "/tokenize": {"post": _post("tokenize", "A text as token ids", schema.TokenizeRequest, answers.Tokens)},
         "/detokenize": {"post": _post("detokenize", "Token ids as text", schema.DetokenizeRequest, answers.Text)},
         "/tokenizer_info": {
@@ -152,6 +178,70 @@ def _paths(models: tuple[str, ...]) -> Json:
     }
 
 
+def _of_those(what: str) -> tuple[Json, Json, list[Json]]:
+    """Parameters of what is done in the background: its id, how long to wait for its end, and where a list begins and ends."""
+    id: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    wait: Json = {"name": "wait", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 60}}
+    wait["description"] = "Seconds to wait for its end. Where too many wait, the answer comes at once, with X-Acs-Longpoll: declined."
+    limit: Json = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}}
+    after: Json = {"name": "after", "in": "query", "schema": {"type": "string"}}
+    after["description"] = f"The id of {what}: those that come after it."
+    return id, wait, [limit, after]
+
+
+def _job_paths() -> Json:
+    id, wait, page = _of_those("a Job")
+    taken = _post("submitJob", "Make a completion in the background", schema.JobRequest, answers.Job)
+    late = "It was taken in as well, after its model had taken long to load: an answer that began before, with spaces; or an error."
+    taken["responses"]["202"] = taken["responses"]["200"] | {"description": "It is queued, and goes on when the server restarts."}
+    taken["responses"]["200"] = taken["responses"]["200"] | {"description": late}
+    _add_errors(taken, NO_JOBS | {429: "The caller or the key has no room for it now; `code` says which."})
+    missing = {**NO_JOB, **NO_JOBS}
+    return {
+        "/v1/jobs": {
+            "post": taken,
+            "get": _get("listJobs", "The caller's own Jobs, the newest first, without results", answers.JobList, NO_JOBS, page),
+        },
+        "/v1/jobs/{id}": {
+            "get": _get("getJob", "How far a Job is, and its Completion when it is done", answers.Job, missing, [wait]),
+            "delete": _get("cancelJob", "End a Job that waits or runs", answers.Job, {**missing, 409: "It is done, failed or cancelled."}),
+            "parameters": [id],
+        },
+    }
+
+
+def _harvest_paths() -> Json:
+    id, wait, page = _of_those("a harvest")
+    name: Json = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    signed: list[Json] = [
+        {"name": "expires", "in": "query", "schema": {"type": "integer"}, "description": "Of a URL that was signed."},
+        {"name": "signature", "in": "query", "schema": {"type": "string"}, "description": "Takes the place of a key."},
+    ]
+    accepted = _post("harvest", "Read the activations of many prompts into files", HarvestRequest, harvest_answers.HarvestAccepted)
+    accepted["responses"]["202"] = accepted["responses"].pop("200") | {"description": "It is queued, and goes on when the server restarts."}
+    _add_errors(accepted, NO_STATE | {429: "The caller, the key, the server or its disk has no room for it now."})
+    one = _get("getHarvest", "How far a harvest is, and its files", harvest_answers.Harvest, {**NO_HARVEST, **NO_STATE}, [wait])
+    cancelled = {**NO_HARVEST, **NO_STATE, 409: "It is done, failed or cancelled."}
+    file = _get("getHarvestFile", "A file of a harvest, in whole or in ranges", None, parameters=signed)
+    content: Json = {"application/octet-stream": {"schema": {}}, "application/json": {"schema": {"type": "object"}}}
+    file["responses"]["200"]["content"] = content
+    file["responses"]["206"] = {**file["responses"]["200"], "description": "The bytes that the header Range names."}
+    gone = {404: "No such harvest or file.", 410: "The files are gone, or the time of the URL is over.", 416: "There are no such bytes."}
+    _add_errors(file, {**NO_STATE, **gone, 403: "The URL was not signed by this server, or the Host header names another machine."})
+    return {
+        "/v1/harvest": {
+            "post": accepted,
+            "get": _get("listHarvests", "The caller's own harvests", harvest_answers.HarvestList, NO_STATE, page),
+        },
+        "/v1/harvest/{id}": {
+            "get": one,
+            "delete": _get("cancelHarvest", "End a harvest, and remove its files", harvest_answers.Harvest, cancelled),
+            "parameters": [id],
+        },
+        "/v1/harvest/{id}/files/{name}": {"get": file, "parameters": [id, name]},
+    }
+
+
 def _post(operation: str, summary: str, body: type[BaseModel], answer: type[BaseModel]) -> Json:
     content: Json = {"application/json": {"schema": _ref(answer)}}
     errors, description = {**WITH_BODY, **LOADING, **WAITED}, WAITING
@@ -159,6 +249,8 @@ def _post(operation: str, summary: str, body: type[BaseModel], answer: type[Base
         content["text/event-stream"] = {"example": f"data: {STREAMED[answer]}\n\ndata: [DONE]\n\n"}
         errors, description = {**errors, **GENERATING}, STREAM
     found = _operation(operation, summary, content, errors, description)
+    if answer in STREAMED:
+        found["responses"]["200"]["headers"]["X-Acs-Max-Tokens-Clamped"] = {"$ref": "#/components/headers/Clamped"}
     return {**found, "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}}}
 
 
@@ -183,11 +275,17 @@ def _get(
 def _operation(operation: str, summary: str, content: Json, errors: Mapping[int, str], answer: str = "OK") -> Json:
     ids = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}}
     responses: Json = {"200": {"description": answer, "content": content, "headers": ids}}
-    for status, description in sorted({**EVERYWHERE, **errors}.items()):
+    found = {"operationId": operation, "summary": summary, "responses": responses}
+    _add_errors(found, {**EVERYWHERE, **errors})
+    return found
+
+
+def _add_errors(operation: Json, errors: Mapping[int, str]) -> None:
+    ids = {"X-Request-Id": {"$ref": "#/components/headers/RequestId"}}
+    for status, description in sorted(errors.items()):
         retry = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}} if status in (429, 503) else {}
         error = {"application/json": {"schema": _ref(answers.Error)}}
-        responses[str(status)] = {"description": description, "content": error, "headers": {**ids, **retry}}
-    return {"operationId": operation, "summary": summary, "responses": responses}
+        operation["responses"][str(status)] = {"description": description, "content": error, "headers": {**ids, **retry}}
 
 
 def _ref(model: type[BaseModel]) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ster.errors import SterError
@@ -15,7 +15,7 @@ from ster.server.logprobs import WHOLE_VOCABULARY
 from ster.server.schema import ChatRequest, CompletionRequest
 from ster.server.scores import Scored, check_score_cap
 from ster.server.settings import Facts, Settings, WireDtype
-from ster.server.vectors import check_positions, steering_edits
+from ster.server.vectors import check_positions, last_position, steering_edits
 from ster.server.work import Sampling, Work
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class Plan:
     """A request that nothing speaks against. Choice `i` is `works[i]`, of prompt `i // n`.
 
     layers: to capture, ascending; None: no capture. logprobs: how many likely tokens beside the chosen one, or None. prompt_logprobs: the
-    same for prompts, -1 the whole vocabulary. stream: as events, at whose end `usage` has a chunk of its own.
+    same for prompts, -1 the whole vocabulary. stream: as events, at whose end `usage` has a chunk of its own. open_ended: `max_tokens` was
+    left out.
 
     It holds nothing of the request's body, which may be large.
     """
@@ -54,10 +55,25 @@ class Plan:
     return_token_ids: bool
     stream: bool
     usage: bool
+    open_ended: bool
 
     @property
     def prompt_tokens(self) -> int:
+        """Those of a prompt count once, however many choices it has."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    @property
+    def max_output(self) -> int:
+        """New tokens of all choices, at most."""
+        return sum(work.max_tokens for work in self.works)
+
+    @property
+    def least_output(self) -> int:
+        """The smallest `max_tokens` that would do for an open-ended plan: its passes reach every position that is steered."""
+        return max(1, last_position(self.works[0].edits) + 2 - len(self.works[0].prompt))
+
+    def shortened(self, max_tokens: int) -> Plan:
+        return replace(self, works=[replace(work, max_tokens=max_tokens) for work in self.works])
 
 
 def make_plan(
@@ -93,6 +109,7 @@ def make_plan(
         return_token_ids=request.return_token_ids,
         stream=request.stream,
         usage=request.stream_options is not None and request.stream_options.include_usage,
+        open_ended=request.max_tokens is None,
     )
 
 

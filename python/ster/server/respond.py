@@ -17,7 +17,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ster.server.accounts import take_bill
 from ster.server.body import Body, read_body
+from ster.server.callers import caller_of
+from ster.server.choices import Choices
 from ster.server.form import Form, Head, Json
 from ster.server.lease import Lease
 from ster.server.loaded import Loaded
@@ -102,33 +105,45 @@ async def _answer(
     try:
         loaded = await model_of(request, lease)
         plan = await body.in_turn(partial(planner, loaded, settings), body.content)
-        form = form_of(plan)
-        ongoing = Ongoing(plan, lease, request.receive, record_of(request), settings, eager=plan.stream)
+        plan, bill = await take_bill(request.app.state.accounts, caller_of(request), plan)
+        ongoing = Ongoing(plan, bill, lease, request.receive, record_of(request), settings, eager=plan.stream)
     except BaseException:
         lease.close()
         raise
     finally:
         body.close()
-    head = Head(form.prefix + secrets.token_hex(8), int(time.time()), loaded.facts.name)
     try:
+        form = form_of(plan)
+        head = Head(form.prefix + secrets.token_hex(8), int(time.time()), loaded.facts.name)
         await run_in_threadpool(ongoing.submit)
         if plan.stream:
             # A failure in the first pass is still told by the status; after a while the stream begins all the same.
-            return EventStream(ongoing, form, head, await ongoing.next())
+            stream = EventStream(ongoing, form, head, await ongoing.next())
+            stream.headers.update(bill.headers)
+            return stream
         while not ongoing.choices.finished:
             await ongoing.next()
-        answer = await run_in_threadpool(_whole, ongoing, form, head)
-    except BaseException:
+        answer = await run_in_threadpool(whole, ongoing.choices, form, head)
+        ongoing.check_client()
+        ongoing.owe(ongoing.choices.completion_tokens, activations=plan.layers is not None)
+    except BaseException as error:
         ongoing.close()
+        if isinstance(error, Exception):
+            await bill.settled()  # whoever is refused may ask again at once
         raise
     ongoing.close()
-    return Response(answer, media_type="application/json")
+    await bill.settled()
+    return Response(answer, headers=bill.headers, media_type="application/json")
 
 
-def _whole(ongoing: Ongoing, form: Form, head: Head) -> bytes:
-    choices = ongoing.choices
+def whole(choices: Choices, form: Form, head: Head) -> bytes:
+    """The answer of choices that are finished.
+
+    Raises:
+        ApiError: see `Choices.activations`.
+    """
     document = head.of(form.object) | {"choices": [form.choice(choices, choice) for choice in choices]}
     document |= form.extra(choices) | {"usage": choices.usage()}
-    if ongoing.plan.layers is not None:
-        document["activations"] = ongoing.activations()
+    if choices.plan.layers is not None:
+        document["activations"] = choices.activations()
     return orjson.dumps(document)

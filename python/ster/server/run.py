@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -26,6 +26,9 @@ from ster.server.malloc import keep_large_blocks_apart
 from ster.server.served import Models, ServedSpec
 from ster.server.settings import Settings
 from ster.server.texts import PARALLELISM
+
+if TYPE_CHECKING:
+    from ster.state.state import State
 
 MAX_HEAD_BYTES = 64 << 10
 KEEP_ALIVE_SECONDS = 75
@@ -51,44 +54,59 @@ class Address:
 
 
 def serve(
-    models: Sequence[ServedSpec], settings: Settings, address: Address, *, shutdown_seconds: float, note: Callable[[str], None]
+    models: Sequence[ServedSpec],
+    settings: Settings,
+    address: Address,
+    *,
+    shutdown_seconds: float,
+    note: Callable[[str], None],
+    state: State | None = None,
 ) -> None:
     """Answer requests until a signal ends it; what runs then has `shutdown_seconds` to come to its end.
 
-    note: where lines for the person at the terminal go.
+    note: where lines for the person at the terminal go. state: see `create_app`.
 
     Raises:
         InputError: an address that cannot be listened on, or must not be without a key. SterError: no model could be loaded.
     """
-    check_address(address, settings)
+    has_keys = bool(settings.api_keys) or (state is not None and _has_keys(state))
+    check_address(address, keyed=has_keys)
     os.environ.setdefault(PARALLELISM, "false")  # long texts then leave the GIL, see `texts.py`
     keep_large_blocks_apart()
     listener = listen(address)
     url = url_of(listener)
     # Without a key, the name in the Host header is what keeps web pages out.
-    hosts = {*LOOPBACK, address.host, listener.getsockname()[0]} if address.is_loopback and not settings.api_keys else None
-    app = create_app(models, settings, hosts=hosts)
+    hosts = {*LOOPBACK, address.host, listener.getsockname()[0]} if address.is_loopback and not has_keys else None
+    app = create_app(models, settings, hosts=hosts, state=state)
     with _logging():
         server = _Server(_config(app), app.state, shutdown_seconds, note)
         served: Models = app.state.models
+        greeting = "" if has_keys or state is None else "\nAnybody here may ask, until `ster keys create NAME` makes a key."
         everywhere = "" if address.host in url or address.is_loopback else f", on every address that {address.host} stands for"
         loading = "" if settings.load_on_use else f"; loading {', '.join(each.name for each in served)}"
         note(f"Listening on {url}{everywhere}{loading}.")
-        threading.Thread(target=_greet, args=(served, settings, url, server, note), daemon=True).start()
+        threading.Thread(target=_greet, args=(served, settings, has_keys, greeting, url, server, note), daemon=True).start()
         server.run([listener])
     if server.failure is not None:
         raise server.failure
 
 
-def check_address(address: Address, settings: Settings) -> None:
+def _has_keys(state: State) -> bool:
+    from ster.state.keys import any_key
+
+    with state.database.read() as connection:
+        return any_key(connection)
+
+
+def check_address(address: Address, *, keyed: bool) -> None:
     """
     Raises:
         InputError: other machines could ask, and no key keeps them out.
     """
-    if not (address.is_loopback or settings.api_keys or address.insecure):
+    if not (address.is_loopback or keyed or address.insecure):
         raise InputError(
             f"--host {address.host} lets other machines in, and there is no API key",
-            "set --api-key or STER_API_KEY; --insecure lets everybody in",
+            "`ster keys create NAME` makes one; or set --api-key or STER_API_KEY; --insecure lets everybody in",
         )
 
 
@@ -133,8 +151,10 @@ def curl(url: str, model: str, *, key: bool) -> str:
     return f'curl {url}/v1/completions{authorization} -H "Content-Type: application/json" -d {shlex.quote(body)}'
 
 
-def _greet(models: Models, settings: Settings, url: str, server: _Server, note: Callable[[str], None]) -> None:
-    """Say when the models have loaded, or why not; end the server when none has."""
+def _greet(
+    models: Models, settings: Settings, has_keys: bool, greeting: str, url: str, server: _Server, note: Callable[[str], None]
+) -> None:
+    """Say when the models have loaded, or why not; end the server when none has. greeting: what there is to say after the rest."""
     for served in models:
         served.settled.wait()
     working = [served.name for served in models if served.error is None]
@@ -146,7 +166,7 @@ def _greet(models: Models, settings: Settings, url: str, server: _Server, note: 
         if served.error is not None:
             note(f"Error: {served.name}: {served.error}")
     when = ", loaded on first use" if settings.load_on_use else ""
-    note(f"Serving {', '.join(working)} at {url}/v1{when}. Try:\n{curl(url, working[0], key=bool(settings.api_keys))}")
+    note(f"Serving {', '.join(working)} at {url}/v1{when}. Try:\n{curl(url, working[0], key=has_keys)}{greeting}")
 
 
 def _config(app: Any) -> uvicorn.Config:

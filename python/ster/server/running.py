@@ -15,25 +15,30 @@ from ster.model import Model
 from ster.server.logprobs import TokenScore, score
 from ster.server.memory import Block
 from ster.server.prefixes import Tokens
-from ster.server.work import Event, Finished, PromptScored, Sampling, Token, Work
+from ster.server.work import Event, Failed, Finished, PromptScored, Sampling, Token, Work
 
 Listener = Callable[[int, Event], None]
 SEAM = 8  # tokens of the prompt that may matter to the text of the next one: a character has up to four bytes, and a word one space
 
 
 class Ticket:
-    """The works of one submission. jobs: those that wait for a place."""
+    """The works of one submission. jobs: those that wait for a place. background: see `ster.server.background`."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, *, background: bool = False) -> None:
         self.listener = listener
+        self.background = background
         self.jobs: deque[Job] = deque()
         self.cancelled = False
 
 
 class Job:
-    """A work with what is known of it before it runs. plan: see `prefixes.plan_key`. rows: the most that will run."""
+    """A work with what is known of it before it runs. plan: see `prefixes.plan_key`. rows: the most that will run. number: of arrival.
 
-    def __init__(self, ticket: Ticket, index: int, work: Work, plan: bytes, context: int) -> None:
+    lifted: see `ster.server.background`. said: events since it was admitted last; told: those that its listener has heard of, which may be
+    more. ended: it has no more to tell.
+    """
+
+    def __init__(self, ticket: Ticket, index: int, work: Work, plan: bytes, context: int, number: int) -> None:
         self.ticket = ticket
         self.index = index
         self.work = work
@@ -41,11 +46,29 @@ class Job:
         self.tokens: Tokens = np.array(work.prompt, np.uint32)
         self.new = work.new_tokens(context)
         self.rows = work.rows(context)
+        self.number = number
+        self.lifted = False
+        self.said = 0
+        self.told = 0
+        self.ended = False
+
+    def tells(self, event: Event) -> bool:
+        """The next event is news: one that was given up and begins again says what it said before, to the bit, and a failure is its end."""
+        self.said += 1
+        self.ended = isinstance(event, Finished | Failed)
+        news = self.said > self.told or isinstance(event, Failed)
+        self.told = max(self.told, self.said)
+        return news
 
     @property
     def may_fork(self) -> bool:
         """It may start from another's cache: nothing is asked of rows that it would not run."""
         return self.work.share_prefix and not self.work.layers and self.work.prompt_logprobs is None
+
+    @property
+    def lends(self) -> bool:
+        """Others may start from its cache: one that only reads its prompt runs no deeper than the last layer read."""
+        return self.work.share_prefix and (self.new > 0 or not self.work.layers)
 
 
 class Writer(TextWriter):
@@ -83,6 +106,11 @@ class Running:
         self._entries: list[TokenScore | None] = [None]
 
     @property
+    def background(self) -> bool:
+        """Others come first."""
+        return self.job.ticket.background and not self.job.lifted
+
+    @property
     def left(self) -> int:
         """Tokens of the prompt that have not run."""
         return max(len(self.job.tokens) - self.ran, 0)
@@ -117,7 +145,7 @@ class Running:
         logits: Literal["none", "last", "all"] = "none"
         if left and self.scores_prompt:
             logits = "all"
-        elif work.layers or (count >= left and self.job.new):  # a pass that captures and has no logits to find stops at the last layer read
+        elif self.job.new and (work.layers or count >= left):  # a pass that captures and has no logits to find stops at the last layer read
             logits = "last"
         return _native.Sequence(
             tokens, cache=self.cache, steering=work.edits, layers=work.layers, rows="all", point="post_steer", logits=logits
@@ -193,7 +221,7 @@ class Running:
     def _finish(self) -> Finished:
         residual = self._residual
         if residual is not None:
-            residual = residual[:, : len(self.job.tokens) + len(self.new_ids) - 1]
+            residual = residual[:, : len(self.job.tokens) + max(len(self.new_ids) - 1, 0)]
         return Finished(residual, self.new_ids)
 
 

@@ -300,6 +300,18 @@ def _not_true(value: bool) -> bool:
 OnlyFalse = Annotated[bool, AfterValidator(_not_true), WithJsonSchema({"const": False})]
 
 
+class JobRequest(CompletionRequest):
+    """A completion that is made in the background."""
+
+    refused: ClassVar[dict[str, str]] = {
+        **CompletionRequest.refused,
+        "stream_options": "A Job has one answer: stream_options are for a stream only.",
+    }
+
+    stream: OnlyFalse = False
+    stream_options: None = None
+
+
 class ChatRequest(Generate):
     refused: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("tools", "tool_choice", "functions", "function_call"), "Tools are not supported."),

@@ -25,6 +25,7 @@ from ster.server.errors import ApiError, model_failed, model_loading, model_not_
 from ster.server.lease import Lease
 from ster.server.loaded import Loaded, capabilities, loaded_from
 from ster.server.malloc import trim
+from ster.server.passes import Passes
 from ster.server.settings import Settings
 
 log = logging.getLogger("ster.server")
@@ -49,7 +50,7 @@ class Served:
     load_seconds: how long the last load took, None before the first. settled: set when it no longer loads for the start of the server.
     """
 
-    def __init__(self, spec: ServedSpec, settings: Settings, pass_lock: threading.Lock) -> None:
+    def __init__(self, spec: ServedSpec, settings: Settings, pass_lock: Passes) -> None:
         self.name = spec.name
         self.checkpoint = spec.checkpoint
         self.created = int(time.time())
@@ -276,7 +277,7 @@ class Models(Sequence[Served]):
 
     def __init__(self, specs: Sequence[ServedSpec], settings: Settings) -> None:
         share = replace(settings, kv_cache_bytes=settings.kv_cache_bytes // max(len(specs), 1))
-        self.pass_lock = threading.Lock()  # whoever holds it keeps every engine from its next pass
+        self.pass_lock = Passes()  # whoever holds it keeps every engine from its next pass
         self._settings = settings
         self._models = [Served(spec, share, self.pass_lock) for spec in specs]
         self._by_name = {served.name: served for served in self._models}

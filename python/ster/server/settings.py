@@ -71,6 +71,29 @@ class Settings:
     """How long a request waits for its model."""
     load_retry_seconds: float = 30.0
     """After a failure to load, until a request has it tried again."""
+    max_harvest_body_bytes: int = 50_000_000
+    """Of a harvest's; `max_body_bytes` where that is less."""
+    max_harvest_prompts: int = 4096
+    max_harvest_tokens: int = 2_000_000
+    """Of all prompts of a harvest."""
+    max_harvest_shard_bytes: int = 512 << 20
+    """Of one shard. Two of them are in memory while a harvest runs."""
+    max_live_harvests: int = 3
+    """Of one caller that wait or run; `max_queued_harvests`: of all callers."""
+    max_queued_harvests: int = 64
+    harvest_seconds: float = 7 * 86400.0
+    """How long the files of a finished harvest are kept, and the URLs in its answer open them."""
+    public_url: str | None = None
+    """What URLs in answers begin with, where it is not what the Host header says, as behind a proxy."""
+
+    jobs_running: int = 8
+    """Jobs that this server runs at the same time: so many texts can share a pass."""
+    max_jobs: int = 1000
+    """Jobs of a caller that wait or run."""
+    max_job_bytes: int = 4 << 30
+    """Of all Jobs of a caller: their requests and results."""
+    job_days: float = 7.0
+    """After its end a Job and its result stay for so long."""
 
     @property
     def bodies_bytes(self) -> int:

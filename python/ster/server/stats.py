@@ -10,8 +10,9 @@ STEP_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0
 
 @dataclass
 class Stats:
-    """waiting: requests; running: sequences. cache_bytes: of caches, kept prefixes and captured rows, of the `cache_budget`;
-    pinned_bytes: that part of it which running sequences hold.
+    """waiting: requests; running: sequences. background_waiting, background_running: sequences in the background; the latter are among
+    those that run. given_up: how many of them had to begin again. cache_bytes: of caches, kept prefixes and captured rows, of the
+    `cache_budget`; pinned_bytes: that part of it which running sequences hold.
 
     passes; prefilled, decoded, reused: tokens of prompts that ran, new tokens, tokens of prompts that another's cache had.
     steps: how many turns of the loop took at most `STEP_BOUNDS[i]` seconds and more than the one before; the last: longer ones.
@@ -19,6 +20,9 @@ class Stats:
 
     waiting: int = 0
     running: int = 0
+    background_waiting: int = 0
+    background_running: int = 0
+    given_up: int = 0
     cache_bytes: int = 0
     pinned_bytes: int = 0
     cache_budget: int = 0

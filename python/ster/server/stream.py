@@ -45,6 +45,7 @@ class EventStream(Response):
         self._head = head.of(form.chunk_object)
         self._first = first
         self._opened: set[int] = set()
+        self._tokens = 0  # of those that have been written
         self._pending: dict[int, list[Token]] = {choice.index: [] for choice in self._choices}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,6 +70,7 @@ class EventStream(Response):
                 return
         finally:
             self._ongoing.close()
+        await self._ongoing.bill.settled()
         last = DONE if error is None else event(error.body(record.id))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(send({"type": "http.response.body", "body": last, "more_body": False}), END_SECONDS)
@@ -77,6 +79,7 @@ class EventStream(Response):
         async def write(data: bytes) -> None:
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+                ongoing.check_client()
 
         ongoing, events = self._ongoing, self._first
         while True:
@@ -85,6 +88,8 @@ class EventStream(Response):
                 await write(await run_in_threadpool(self._news))
             else:
                 await write(self._news())
+            if self._tokens or (self._opened and self._form.needs_scores) or self._choices.finished:
+                ongoing.owe(self._tokens, activations=False)
             if self._choices.finished:
                 break
             events = await ongoing.next(ongoing.settings.keepalive_seconds)
@@ -94,6 +99,7 @@ class EventStream(Response):
             await write(self._chunk({"choices": [], "usage": self._choices.usage()}))
         if ongoing.plan.layers is not None:
             await write(await run_in_threadpool(lambda: self._chunk({"choices": [], "activations": ongoing.activations()})))
+            ongoing.owe(self._tokens, activations=True)
 
     def _take(self, events: list[tuple[int, Event]]) -> None:
         for index, told in events:
@@ -114,6 +120,7 @@ class EventStream(Response):
                 opening = self._form.opening(self._choices, choice)
                 if opening is not None:
                     yield opening
+            self._tokens += len(tokens)
             for token in tokens:
                 yield {"choices": [self._form.delta(choice, token)]}
             tokens.clear()

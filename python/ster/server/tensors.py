@@ -83,8 +83,8 @@ def decode(data: str, dtype: str, original_dtype: str, shape: Sequence[int], *, 
     if count > max_numbers:
         raise TensorError(f"has a shape of {count:,} numbers: at most {max_numbers:,} are allowed")
     width = 4 if wire == "float32" else 2
-    raw = _decompress(_from_base64(data), count * width, list(shape))
-    values = _unpack(raw, wire).reshape(shape)
+    raw = _decompress(from_base64(data), count * width, list(shape))
+    values = unpack(raw, wire).reshape(shape)
     if not np.isfinite(values).all():
         raise TensorError("has a number that is not finite")
     return values
@@ -121,7 +121,7 @@ def _pack(values: NDArray[np.float32], dtype: WireDtype) -> NDArray[Any]:
     return packed
 
 
-def _unpack(raw: bytes, dtype: WireDtype) -> NDArray[np.float32]:
+def unpack(raw: bytes, dtype: WireDtype) -> NDArray[np.float32]:
     if dtype == "float32":
         return np.frombuffer(raw, "<f4").astype(np.float32, copy=False)
     if dtype == "float16":
@@ -130,7 +130,7 @@ def _unpack(raw: bytes, dtype: WireDtype) -> NDArray[np.float32]:
     return values
 
 
-def _from_base64(data: str) -> bytes:
+def from_base64(data: str) -> bytes:
     """Standard base64 with its padding and nothing else, in the one way that the bytes can be written."""
     try:
         raw = base64.b64decode(data, validate=True)

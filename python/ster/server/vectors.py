@@ -59,12 +59,17 @@ def steering_edits(vectors: Sequence[SteeringVector], served: Facts, settings: S
     return edits
 
 
+def last_position(edits: Iterable[_native.Edit]) -> int:
+    """The largest position that is named; -1: none is."""
+    return max((position for edit in edits for position in edit.positions or ()), default=-1)
+
+
 def check_positions(edits: Iterable[_native.Edit], prompt_tokens: int, max_tokens: int) -> None:
     """
     Raises:
         ApiError: the largest position is one that no forward pass of the request runs.
     """
-    last = max((position for edit in edits for position in edit.positions or ()), default=-1)
+    last = last_position(edits)
     reach = prompt_tokens + max_tokens - 2
     if last <= reach:
         return

@@ -100,8 +100,8 @@ class Token:
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """residual: float32 `[layers, prompt + generated - 1, hidden]`, after steering, or None when no layer was asked for. It may be a
-    view with gaps between layers. token_ids: the new tokens."""
+    """residual: float32 `[layers, prompt + generated - 1, hidden]`, after steering, or None when no layer was asked for; every row of the
+    prompt where nothing is generated. It may be a view with gaps between layers. token_ids: the new tokens."""
 
     residual: NDArray[np.float32] | None
     token_ids: list[int]

@@ -14,11 +14,12 @@ from ster.errors import FileError, InputError
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_SECONDS = 30
+CONNECT_SECONDS = 10
 MIGRATING = 0x53746572  # any number that is ours, for PostgreSQL's advisory lock
 
 
 class Database:
-    """One for a process; its methods may be called from any thread.
+    """One for a process; its methods may be called from any thread. Its errors have no values in them, which may be prompts.
 
     Raises:
         FileError: it cannot be opened. InputError: it is of a later version of Ster.
@@ -28,10 +29,11 @@ class Database:
         self.is_sqlite = url.startswith("sqlite")
         shown = make_url(url).render_as_string(hide_password=True)
         if self.is_sqlite:
-            self.engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
+            self.engine = create_engine(url, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
             _prepare_sqlite(self.engine)
         else:
-            self.engine = create_engine(url, pool_pre_ping=True, pool_size=16, max_overflow=16)
+            given: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 16, "max_overflow": 16}
+            self.engine = create_engine(url, hide_parameters=True, connect_args={"connect_timeout": CONNECT_SECONDS}, **given)
         try:
             self._migrate()
         except InputError:
@@ -54,9 +56,12 @@ class Database:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that reads, and keeps nobody from writing."""
-        with self.engine.connect() as connection, connection.begin():
-            yield connection
+        """A transaction that reads, all of it as of one moment, and keeps nobody from writing."""
+        with self.engine.connect() as connection:
+            if not self.is_sqlite:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                yield connection
 
     def close(self) -> None:
         self.engine.dispose()

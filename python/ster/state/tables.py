@@ -47,7 +47,8 @@ servers = Table(
 )
 
 # month, day: `2026-11` and `2026-11-30` in UTC, of when it was taken: what it turns into is spent there. server_id is null where the
-# Hold is a Job's or a harvest's, which outlive servers.
+# Hold is a Job's or a harvest's, which outlive servers. freed_at: its server was taken for dead: it no longer counts, and what it turns
+# into, should the server come back, is at most what the budget has left.
 holds = Table(
     "holds",
     metadata,
@@ -57,6 +58,7 @@ holds = Table(
     Column("month", String(7), nullable=False),
     Column("day", String(10), nullable=False),
     Column("created_at", Double, nullable=False),
+    Column("freed_at", Double),
     Column("input_tokens", BigInteger, nullable=False, default=0),
     Column("output_tokens", BigInteger, nullable=False, default=0),
     Column("activations", BigInteger, nullable=False, default=0),
@@ -85,8 +87,9 @@ starts = Table(
     Column("count", BigInteger, nullable=False),
 )
 
-# owner: a key's id, or what stands for callers without one. state: queued, running, done, failed, cancelled. request: the body as JSON,
-# with its seed. hold_id: of `holds`, while it is not final. error: the JSON of the refusal. The result is a file in the state's folder.
+# owner: a key's id, or what stands for callers without one. state: queued, running, done, failed, cancelled. hold_id: of `holds`, while it
+# is not final. size: bytes of the request and of the result, as far as that is known. seed: the request's, or drawn when it came. request:
+# the body as it was sent. error: the JSON of the refusal. The result is a file in the state's folder.
 jobs = Table(
     "jobs",
     metadata,
@@ -100,13 +103,17 @@ jobs = Table(
     Column("server_id", String(40)),
     Column("attempts", Integer, nullable=False, default=0),
     Column("hold_id", String(40)),
-    Column("request", LargeBinary, nullable=False),
+    Column("size", BigInteger, nullable=False, default=0),
+    Column("seed", BigInteger, nullable=False, default=0),
     Column("error", Text),
+    Column("request", LargeBinary, nullable=False),
     Index("ix_jobs_owner_created_at", "owner", "created_at"),
+    Index("ix_jobs_owner_started_at", "owner", "started_at"),
     Index("ix_jobs_state_created_at", "state", "created_at"),
 )
 
-# As `jobs`. tokens, tokens_done: of all prompts, and of those on disk. The files are in the state's folder.
+# As `jobs`. tokens, tokens_done: of all prompts, and of those that were read. bytes: that it takes on disk, about. run_id: of its manifest,
+# once it has begun. The files are in the state's folder.
 harvests = Table(
     "harvests",
     metadata,
@@ -124,7 +131,10 @@ harvests = Table(
     Column("prompts", Integer, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("tokens_done", BigInteger, nullable=False, default=0),
+    Column("bytes", BigInteger, nullable=False),
+    Column("run_id", String(40)),
     Column("error", Text),
     Index("ix_harvests_owner_created_at", "owner", "created_at"),
+    Index("ix_harvests_owner_started_at", "owner", "started_at"),
     Index("ix_harvests_state_created_at", "state", "created_at"),
 )

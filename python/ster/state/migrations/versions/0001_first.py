@@ -28,10 +28,13 @@ def upgrade() -> None:
         sa.Column("prompts", sa.Integer(), nullable=False),
         sa.Column("tokens", sa.BigInteger(), nullable=False),
         sa.Column("tokens_done", sa.BigInteger(), nullable=False),
+        sa.Column("bytes", sa.BigInteger(), nullable=False),
+        sa.Column("run_id", sa.String(length=40), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_harvests")),
     )
     op.create_index("ix_harvests_owner_created_at", "harvests", ["owner", "created_at"], unique=False)
+    op.create_index("ix_harvests_owner_started_at", "harvests", ["owner", "started_at"], unique=False)
     op.create_index("ix_harvests_state_created_at", "harvests", ["state", "created_at"], unique=False)
     op.create_table(
         "jobs",
@@ -45,11 +48,14 @@ def upgrade() -> None:
         sa.Column("server_id", sa.String(length=40), nullable=True),
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("hold_id", sa.String(length=40), nullable=True),
-        sa.Column("request", sa.LargeBinary(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("seed", sa.BigInteger(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("request", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     op.create_index("ix_jobs_owner_created_at", "jobs", ["owner", "created_at"], unique=False)
+    op.create_index("ix_jobs_owner_started_at", "jobs", ["owner", "started_at"], unique=False)
     op.create_index("ix_jobs_state_created_at", "jobs", ["state", "created_at"], unique=False)
     op.create_table(
         "keys",
@@ -88,6 +94,7 @@ def upgrade() -> None:
         sa.Column("month", sa.String(length=7), nullable=False),
         sa.Column("day", sa.String(length=10), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("freed_at", sa.Double(), nullable=True),
         sa.Column("input_tokens", sa.BigInteger(), nullable=False),
         sa.Column("output_tokens", sa.BigInteger(), nullable=False),
         sa.Column("activations", sa.BigInteger(), nullable=False),

@@ -1,0 +1,342 @@
+"""Budgets: what a key holds while a request runs, and what it has spent.
+
+Held + spent never passes a limit, whoever asks at the same moment: each function that changes either locks the key's row first. All of them
+work on an open transaction of `Database.write`, beside rows of the caller's own, and all or nothing of it happens.
+
+A month and a day are UTC's, and those in which the Hold was taken: what it turns into is spent there, however late, and what is held or
+spent in one month says nothing of the next.
+"""
+
+from __future__ import annotations
+
+import calendar
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, select, update
+
+from ster.errors import SterError
+from ster.state.presence import bury_dead, living
+from ster.state.tables import LIMITS, holds, keys, spent, starts
+
+FORGET_SECONDS = 7 * 86400.0
+"""How long a Hold that was freed is remembered, should its server come back."""
+
+
+KEPT_MINUTES = 2880
+"""Counts of minutes that stay: a clock may be set back."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What a Hold holds, or a request has used. activations: requests with a capture."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    activations: int = 0
+    harvest_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(*(a + b for a, b in zip(self.each(), other.each(), strict=True)))
+
+    def least(self, other: Amount) -> Amount:
+        """The smaller of each."""
+        return Amount(*(min(a, b) for a, b in zip(self.each(), other.each(), strict=True)))
+
+    def each(self) -> tuple[int, ...]:
+        return (self.input_tokens, self.output_tokens, self.activations, self.harvest_tokens)
+
+
+NOTHING = Amount()
+
+Period = Literal["month", "day"]
+BUDGETS: Mapping[str, tuple[Period, str]] = {
+    "monthly_tokens": ("month", "tokens"),
+    "daily_tokens": ("day", "tokens"),
+    "monthly_input_tokens": ("month", "input_tokens"),
+    "monthly_output_tokens": ("month", "output_tokens"),
+    "monthly_activations": ("month", "activations"),
+    "monthly_harvest_tokens": ("month", "harvest_tokens"),
+}
+"""Each limit that is a budget: of which period, and of which member of `Amount`."""
+
+
+class OverBudget(SterError):  # noqa: N818
+    """There is no room for a Hold now.
+
+    dimension: the limit's name, of `LIMITS`. left: of it, never below 0. asked: what did not fit. held: by what runs or waits, and may come
+    back. renews_at: when its period is over, in seconds since 1970; None: it has none.
+    """
+
+    def __init__(self, dimension: str, limit: int, left: int, asked: int, held: int, renews_at: float | None) -> None:
+        super().__init__(f"{dimension} is {limit}, of which {left} is left: {asked} does not fit")
+        self.dimension = dimension
+        self.limit = limit
+        self.left = left
+        self.asked = asked
+        self.held = held
+        self.renews_at = renews_at
+
+
+class KeyInactiveError(SterError):
+    """The key was paused or revoked. state: which."""
+
+    def __init__(self, state: str) -> None:
+        super().__init__(f"the key is {state}")
+        self.state = state
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A Hold that was taken. amount: may be less than was asked for, where that was allowed."""
+
+    id: str
+    key_id: str
+    amount: Amount
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Of one period, `2026-11` or `2026-11-30`. requests: those that were paid."""
+
+    period: str
+    renews_at: float
+    spent: Amount
+    held: Amount
+    requests: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """limits: those that hold. running: requests that hold something now."""
+
+    limits: Mapping[str, int]
+    month: Balance
+    day: Balance
+    running: int
+
+    def used(self, limit: str) -> tuple[int, int]:
+        """(spent, held) of a budget's dimension."""
+        period, member = BUDGETS[limit]
+        balance: Balance = getattr(self, period)
+        return getattr(balance.spent, member), getattr(balance.held, member)
+
+    def left(self, limit: str) -> int | None:
+        """Of a budget; None where there is no such limit. Below 0 after the limit was lowered."""
+        return None if limit not in self.limits else self.limits[limit] - sum(self.used(limit))
+
+    def renews_at(self, limit: str) -> float:
+        balance: Balance = getattr(self, BUDGETS[limit][0])
+        return balance.renews_at
+
+
+def take_hold(
+    connection: Connection,
+    key_id: str,
+    amount: Amount,
+    server_id: str | None,
+    now: float | None = None,
+    *,
+    least_output: int | None = None,
+    hold_id: str | None = None,
+) -> Hold:
+    """Hold `amount` until `settle`; it counts as a start of `requests_per_minute`.
+
+    server_id: whose request it is: it counts as running, and is freed when that server is dead. None: a Job's or a harvest's, which stays.
+    least_output: where the budgets have fewer output tokens left than asked for, take what there is, but not less than this.
+    hold_id: see `new_hold_id`; left out, it gets one.
+
+    Raises:
+        OverBudget: a limit leaves no room. KeyInactiveError: the key is not active, or not there.
+    """
+    now = time.time() if now is None else now
+    key = _locked(connection, key_id)
+    if key is None or key.state != "active":
+        raise KeyInactiveError("revoked" if key is None else key.state)
+    found = _usage(connection, key, *periods(now))
+    started = _check_rate(connection, key_id, found, now)
+    _check_running(found, running=server_id is not None)
+    if least_output is not None:
+        room = _most_output(found, amount.input_tokens)
+        amount = replace(amount, output_tokens=max(min(amount.output_tokens, room), least_output))
+    for limit, (_, member) in BUDGETS.items():
+        left, asked = found.left(limit), getattr(amount, member)
+        if left is not None and asked > max(left, 0):
+            raise OverBudget(limit, found.limits[limit], max(left, 0), asked, found.used(limit)[1], found.renews_at(limit))
+    if started is not None:
+        _count_start(connection, key_id, int(now // 60), started)
+    hold = Hold(hold_id or new_hold_id(), key_id, amount)
+    row = {"id": hold.id, "key_id": key_id, "server_id": server_id, "created_at": now, **asdict(amount)}
+    connection.execute(insert(holds).values(**row, month=found.month.period, day=found.day.period))
+    return hold
+
+
+def new_hold_id() -> str:
+    """For who wants to know a Hold's id before its transaction is committed, and to settle it whatever became of that."""
+    return "hold_" + secrets.token_hex(16)
+
+
+def settle(connection: Connection, hold_id: str, used: Amount, requests: int = 1) -> Amount:
+    """End a Hold: what was used, at most what it held, is spent, in the month and on the day when it was taken; nothing used releases it.
+
+    A Hold that was freed because its server was taken for dead spends at most what its budgets have left. One that was settled before is
+    gone, and nothing happens. requests: how many are counted, where anything was used.
+
+    Returns: what was spent.
+    """
+    key_id = connection.execute(select(holds.c.key_id).where(holds.c.id == hold_id)).scalar()
+    key = None if key_id is None else _locked(connection, key_id)
+    row = connection.execute(select(holds).where(holds.c.id == hold_id).with_for_update()).first()
+    if key is None or row is None:
+        return NOTHING
+    used = used.least(_amount(row))
+    if row.freed_at is not None:
+        used = _fitting(used, _usage(connection, key, row.month, row.day))
+    connection.execute(delete(holds).where(holds.c.id == hold_id))
+    if used != NOTHING:
+        for period in (row.month, row.day):
+            _spend(connection, key.id, period, used, requests)
+    return used
+
+
+def free_dead(connection: Connection, now: float | None = None) -> int:
+    """Free what servers hold that are dead; see `ster.state.presence`.
+
+    Returns: how many Holds.
+    """
+    now = time.time() if now is None else now
+    bury_dead(connection)
+    dead = (holds.c.server_id.is_not(None), holds.c.server_id.not_in(living()), holds.c.freed_at.is_(None))
+    freed = 0
+    for key_id in connection.execute(select(holds.c.key_id).where(*dead).distinct().order_by(holds.c.key_id)).scalars().all():
+        _locked(connection, key_id)
+        freed += connection.execute(update(holds).where(holds.c.key_id == key_id, *dead).values(freed_at=now)).rowcount
+    old = select(holds.c.id).where(holds.c.freed_at < now - FORGET_SECONDS).with_for_update(skip_locked=True)
+    connection.execute(delete(holds).where(holds.c.id.in_(old)))
+    return freed
+
+
+def usage(connection: Connection, key_id: str, now: float | None = None) -> Usage:
+    """What is spent and held in the present month and day. A transaction that reads will do.
+
+    Raises:
+        KeyInactiveError: there is no such key.
+    """
+    key = connection.execute(select(keys).where(keys.c.id == key_id)).first()
+    if key is None:
+        raise KeyInactiveError("revoked")
+    return _usage(connection, key, *periods(time.time() if now is None else now))
+
+
+def periods(now: float) -> tuple[str, str]:
+    """The month and the day, in UTC: `2026-11`, `2026-11-30`."""
+    day = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%d")
+    return day[:7], day
+
+
+def end_of(period: str) -> float:
+    """When a month or a day is over, in seconds since 1970."""
+    year, month, *days = map(int, period.split("-"))
+    day = days[0] if days else calendar.monthrange(year, month)[1]
+    return (datetime(year, month, day, tzinfo=timezone.utc) + timedelta(days=1)).timestamp()
+
+
+def _locked(connection: Connection, key_id: str) -> Row[Any] | None:
+    """The key's row, which nobody else changes or counts by until the transaction ends."""
+    return connection.execute(select(keys).where(keys.c.id == key_id).with_for_update()).first()
+
+
+def _limits(key: Row[Any]) -> dict[str, int]:
+    return {limit: value for limit in LIMITS if (value := key._mapping[limit]) is not None}
+
+
+MEMBERS = tuple(asdict(NOTHING))
+# Made once, which takes longer than to run it: what a key holds in a month, on a day, and how many of its requests run.
+HELD = select(
+    *(
+        func.coalesce(func.sum(case((column == bindparam(period), holds.c[name]), else_=0)), 0)
+        for column, period in ((holds.c.month, "in_month"), (holds.c.day, "on_day"))
+        for name in MEMBERS
+    ),
+    func.count(holds.c.server_id),
+).where(holds.c.key_id == bindparam("of"), holds.c.freed_at.is_(None))
+
+
+def _usage(connection: Connection, key: Row[Any], month: str, day: str) -> Usage:
+    """Of any month and day, in two queries: they run with each request."""
+    *held, count = map(int, connection.execute(HELD, {"of": key.id, "in_month": month, "on_day": day}).one())
+    rows = connection.execute(select(spent).where(spent.c.key_id == key.id, spent.c.period.in_((month, day))))
+    found = {row.period: (_amount(row), row.requests) for row in rows}
+
+    def balance(period: str, held: list[int]) -> Balance:
+        gone, requests = found.get(period, (NOTHING, 0))
+        return Balance(period, end_of(period), gone, Amount(*held), requests)
+
+    return Usage(_limits(key), balance(month, held[: len(MEMBERS)]), balance(day, held[len(MEMBERS) :]), count)
+
+
+def _amount(row: Row[Any]) -> Amount:
+    return Amount(*(row._mapping[name] for name in MEMBERS))
+
+
+def _check_running(found: Usage, *, running: bool) -> None:
+    limit = found.limits.get("concurrency")
+    if running and limit is not None and found.running >= limit:
+        raise OverBudget("concurrency", limit, 0, 1, found.running, None)
+
+
+def _check_rate(connection: Connection, key_id: str, found: Usage, now: float) -> int | None:
+    """How many have started in this minute of the clock; None where no limit holds, and nobody counts."""
+    limit = found.limits.get("requests_per_minute")
+    if limit is None:
+        return None
+    minute = int(now // 60)
+    count = connection.execute(select(starts.c.count).where(starts.c.key_id == key_id, starts.c.minute == minute)).scalar() or 0
+    if count >= limit:
+        raise OverBudget("requests_per_minute", limit, 0, 1, 0, (minute + 1) * 60.0)
+    return count
+
+
+def _count_start(connection: Connection, key_id: str, minute: int, count: int) -> None:
+    if count:
+        connection.execute(update(starts).where(starts.c.key_id == key_id, starts.c.minute == minute).values(count=count + 1))
+    else:
+        connection.execute(delete(starts).where(starts.c.key_id == key_id, starts.c.minute < minute - KEPT_MINUTES))
+        connection.execute(insert(starts).values(key_id=key_id, minute=minute, count=1))
+
+
+def _most_output(found: Usage, input_tokens: int) -> int:
+    """Output tokens that fit beside so many of input."""
+    room = [left for limit in ("monthly_tokens", "daily_tokens") if (left := found.left(limit)) is not None]
+    room = [left - input_tokens for left in room]
+    output = found.left("monthly_output_tokens")
+    return min([*room, *([] if output is None else [output])], default=2**62)
+
+
+def _fitting(used: Amount, found: Usage) -> Amount:
+    """As much of `used` as the budgets have left: input first."""
+    room = {limit: max(left, 0) for limit in BUDGETS if (left := found.left(limit)) is not None}
+    most = 2**62
+    tokens = min(room.get("monthly_tokens", most), room.get("daily_tokens", most))
+    paid = min(used.input_tokens, tokens, room.get("monthly_input_tokens", most))
+    return Amount(
+        paid,
+        min(used.output_tokens, tokens - paid, room.get("monthly_output_tokens", most)),
+        min(used.activations, room.get("monthly_activations", most)),
+        min(used.harvest_tokens, room.get("monthly_harvest_tokens", most)),
+    )
+
+
+def _spend(connection: Connection, key_id: str, period: str, used: Amount, requests: int) -> None:
+    added = {name: spent.c[name] + value for name, value in asdict(used).items()} | {"requests": spent.c.requests + requests}
+    done = connection.execute(update(spent).where(spent.c.key_id == key_id, spent.c.period == period).values(added))
+    if not done.rowcount:
+        connection.execute(insert(spent).values(key_id=key_id, period=period, requests=requests, **asdict(used)))
