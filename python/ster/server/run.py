@@ -82,10 +82,10 @@ def serve(
         server = _Server(_config(app), app.state, shutdown_seconds, note)
         served: Models = app.state.models
         greeting = "" if has_keys or state is None else "\nAnybody here may ask, until `ster keys create NAME` makes a key."
-        threading.Thread(target=_greet, args=(served, settings, has_keys, greeting, url, server, note), daemon=True).start()
         everywhere = "" if address.host in url or address.is_loopback else f", on every address that {address.host} stands for"
         loading = "" if settings.load_on_use else f"; loading {', '.join(each.name for each in served)}"
         note(f"Listening on {url}{everywhere}{loading}.")
+        threading.Thread(target=_greet, args=(served, settings, has_keys, greeting, url, server, note), daemon=True).start()
         server.run([listener])
     if server.failure is not None:
         raise server.failure
