@@ -57,7 +57,7 @@ def test_a_model_that_loads_on_use_and_goes(toy_dir: Path) -> None:
             assert json.loads(curl.stdout)["model"] == "toy-llama"
             until(lambda: status()["state"] == "idle")
         assert server.end(signal.SIGTERM) == 0
-        said = [line for line in server.lines[3:] if not line.startswith("{")]
+        said = [line for line in server.lines[4:] if not line.startswith("{")]
         assert said == ["loading toy-llama", "toy-llama is unloaded: nobody used it for 0.6 s"] * 2
 
 

@@ -416,7 +416,12 @@ class Watched:
         return int(lines["RssAnon"].split()[0]) << 10
 
     def files(self) -> int:
-        return len(list((self._folder / "fd").iterdir()))
+        """Those of the state aside, of whose database SQLAlchemy keeps a few connections."""
+        count = 0
+        for path in (self._folder / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                count += "/ster.db" not in str(path.readlink())
+        return count
 
 
 def page(get: Callable[[str], str]) -> dict[str, float]:

@@ -30,6 +30,7 @@ class KnownKeys:
         self._executor = executor
         self._found: dict[str, tuple[Key, float]] = {}
         self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
         self.required = False
         """There has been a key, as far as is known: nobody comes in without one any more."""
 
@@ -39,10 +40,16 @@ class KnownKeys:
         Raises:
             ApiError: 503, the database does not say: the server is not open meanwhile.
         """
-        if not self.required and time.monotonic() >= self._asked_at + FRESH_SECONDS:
-            self.required = await self._ask(any_key)
-            self._asked_at = time.monotonic()
+        if not self.required and self._is_old():
+            async with self._asking:  # one of many asks for all
+                if self._is_old():
+                    asked = time.monotonic()
+                    self.required = await self._ask(any_key)
+                    self._asked_at = asked
         return self.required
+
+    def _is_old(self) -> bool:
+        return time.monotonic() >= self._asked_at + FRESH_SECONDS
 
     async def find(self, given: str) -> Key | None:
         """The active key whose text this is; None: there is none, or it was revoked.
