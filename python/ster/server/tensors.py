@@ -84,7 +84,7 @@ def decode(data: str, dtype: str, original_dtype: str, shape: Sequence[int], *, 
         raise TensorError(f"has a shape of {count:,} numbers: at most {max_numbers:,} are allowed")
     width = 4 if wire == "float32" else 2
     raw = _decompress(from_base64(data), count * width, list(shape))
-    values = unpack(raw, wire).reshape(shape)
+    values = from_bytes(raw, wire).reshape(shape)
     if not np.isfinite(values).all():
         raise TensorError("has a number that is not finite")
     return values
@@ -121,7 +121,7 @@ def _pack(values: NDArray[np.float32], dtype: WireDtype) -> NDArray[Any]:
     return packed
 
 
-def unpack(raw: bytes, dtype: WireDtype) -> NDArray[np.float32]:
+def from_bytes(raw: bytes, dtype: WireDtype) -> NDArray[np.float32]:
     if dtype == "float32":
         return np.frombuffer(raw, "<f4").astype(np.float32, copy=False)
     if dtype == "float16":

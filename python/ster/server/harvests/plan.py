@@ -19,7 +19,7 @@ from ster.server.harvests.request import MOST_LAYERS, EncodedDirections, Harvest
 from ster.server.loaded import Loaded
 from ster.server.plan import sentence
 from ster.server.settings import Settings
-from ster.server.tensors import TensorError, from_base64, unpack
+from ster.server.tensors import TensorError, from_base64, from_bytes
 from ster.server.texts import prompt_ids
 from ster.server.work import TooLargeError, Work
 
@@ -88,7 +88,7 @@ def directions_of(loaded: Loaded, encoded: EncodedDirections | None) -> Directio
     if len(raw) != size:
         raise invalid(f"project_onto has {len(raw):,} bytes of data, and the shape {encoded.shape} takes {size:,}.", field)
     try:
-        return load_directions(np.ascontiguousarray(unpack(raw, encoded.dtype).reshape(count, hidden)))
+        return load_directions(np.ascontiguousarray(from_bytes(raw, encoded.dtype).reshape(count, hidden)))
     except SterError as error:
         raise invalid(f"project_onto cannot be used: {error.message}.", field) from None
 
