@@ -147,6 +147,11 @@ class Capabilities(Answer):
     prompt_logprobs_full_vocab: bool
     chat_template: bool
     bos_token_id: int = maybe("Where there is one.")
+    unknown_token_id: int = maybe("Where there is one.")
+    precision: str = Field(description="Dtypes of the weights as they run, such as bf16 or f32+q4_k.")
+    revision: str = maybe("The commit, where that is known.")
+    config_hash: str = Field(description="SHA-256 over the checkpoint's config.")
+    tokenizer_hash: str = Field(description="SHA-256 over the tokenizer and the chat template.")
     max_capture_numbers: int
     max_steering_numbers: int
     max_steering_vectors: int
@@ -183,6 +188,12 @@ class ModelStatus(Answer):
     object: Literal["model.status"]
     warm: bool
     state: State
+
+
+class WeightsHash(Answer):
+    id: str
+    object: Literal["model.weights_hash"]
+    weights_hash: str = Field(description="SHA-256 over every weight, whatever the files are called.")
 
 
 class Tokens(Answer):

@@ -20,6 +20,7 @@ from ster.server.chat import chat_completions
 from ster.server.completions import completions
 from ster.server.errors import ApiError, method_not_allowed, not_found, shutting_down
 from ster.server.guard import Guard
+from ster.server.hashes import weights_hash
 from ster.server.metrics import CONTENT_TYPE, Metrics
 from ster.server.openapi import openapi
 from ster.server.requests import Errors, Requests, json_response
@@ -82,6 +83,7 @@ ROUTES = [
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/models", list_models),
     Route("/v1/models/{id:path}/status", model_status),
+    Route("/v1/models/{id:path}/weights_hash", weights_hash),
     Route("/v1/models/{id:path}", get_model),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from ster.server.form import Json
 from ster.server.plan import Plan, Prompt, make_plan, sentence
 from ster.server.requests import record_of
 from ster.server.respond import respond
-from ster.server.schema import ChatRequest, parse_body
+from ster.server.schema import ChatMessage, ChatRequest, parse_body
 from ster.server.scores import chat_logprobs, prompt_logprobs
 from ster.server.served import Loaded, Models
 from ster.server.settings import Settings
@@ -52,16 +53,16 @@ def _prompt(loaded: Loaded, settings: Settings, asked: ChatRequest) -> Prompt:
         raise chat_completions_unsupported()
     encode = lambda text: prompt_ids(loaded, settings, text, special_tokens=False, param="messages")  # noqa: E731
     try:
-        ids = loaded.model.chat_tokens(_conversation(asked), add_generation_prompt=asked.add_generation_prompt, encode=encode)
+        ids = loaded.model.chat_tokens(conversation(asked.messages), add_generation_prompt=asked.add_generation_prompt, encode=encode)
         return Prompt(tuple(ids))
     except SterError as error:
         raise invalid(sentence(error), "messages") from None
 
 
-def _conversation(asked: ChatRequest) -> list[dict[str, str]]:
+def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     """The messages as chat templates take them."""
-    texts = [each.content if isinstance(each.content, str) else "".join(part.text for part in each.content) for each in asked.messages]
-    return [{"role": message.role, "content": text} for message, text in zip(asked.messages, texts, strict=True)]
+    texts = [each.content if isinstance(each.content, str) else "".join(part.text for part in each.content) for each in messages]
+    return [{"role": message.role, "content": text} for message, text in zip(messages, texts, strict=True)]
 
 
 class ChatForm:

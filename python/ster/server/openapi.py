@@ -22,6 +22,7 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     answers.ModelList,
     answers.ModelEntry,
     answers.ModelStatus,
+    answers.WeightsHash,
     answers.Tokens,
     answers.Text,
     answers.TokenizerInfo,
@@ -130,7 +131,11 @@ def _paths(models: tuple[str, ...]) -> Json:
             "get": _get("getModelStatus", "Whether it is loaded", answers.ModelStatus, missing),
             "parameters": [model_id],
         },
-        "/tokenize": {"post": _post("tokenize", "A text as token ids", schema.TokenizeRequest, answers.Tokens)},
+        "/v1/models/{id}/weights_hash": {
+            "get": _get("getWeightsHash", "By which artifacts know the model; reads all weights", answers.WeightsHash, missing | LOADING),
+            "parameters": [model_id],
+        },
+        "/tokenize": {"post": _post("tokenize", "A text or a conversation as token ids", schema.TokenizeRequest, answers.Tokens)},
         "/detokenize": {"post": _post("detokenize", "Token ids as text", schema.DetokenizeRequest, answers.Text)},
         "/tokenizer_info": {
             "get": _get("tokenizerInfo", "Named tokens and the chat template", answers.TokenizerInfo, LOADING, [model_query])

@@ -192,6 +192,10 @@ def _capabilities(loaded: Loaded, settings: Settings) -> dict[str, Any]:
     bos_id = loaded.model.engine.bos_token_id if bos is None else loaded.model.tokenizer.id_of(bos)
     if bos_id is not None:
         capabilities["bos_token_id"] = bos_id
+    model = loaded.model
+    facts_of_model = {"precision": model.precision, "revision": model.revision, "unknown_token_id": model.unknown_id}
+    capabilities |= {name: value for name, value in facts_of_model.items() if value is not None}
+    capabilities |= {"config_hash": model.config_hash, "tokenizer_hash": model.tokenizer_hash}
     for name in CAPS:
         capabilities[name] = getattr(settings, name)
     cap = settings.text_cap(facts.context)
