@@ -24,8 +24,8 @@ from ster.cli.tables import count
 from ster.cli.vector_evaluate import SomeLayersOption, UnitsChoice, UnitsOption
 
 if TYPE_CHECKING:
+    from ster.abstract_model import AbstractModel, Prompt
     from ster.generation import Generation
-    from ster.model import Model, Prompt
     from ster.steering import Steering
 
 
@@ -156,7 +156,7 @@ def _prompt(text: str, system: str | None) -> Prompt:
     return text if system is None else [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
-def _print_text(model: Model, prompt: Prompt, steering: Steering | None, settings: dict[str, Any]) -> None:
+def _print_text(model: AbstractModel, prompt: Prompt, steering: Steering | None, settings: dict[str, Any]) -> None:
     if not sys.stdout.isatty():
         console.data(model.generate(prompt, steering, **settings).text)
         return
@@ -167,7 +167,7 @@ def _print_text(model: Model, prompt: Prompt, steering: Steering | None, setting
         console.data("")
 
 
-def _print_both(model: Model, prompt: Prompt, steering: Steering | None, label: str, settings: dict[str, Any]) -> None:
+def _print_both(model: AbstractModel, prompt: Prompt, steering: Steering | None, label: str, settings: dict[str, Any]) -> None:
     plain = model.generate(prompt, **settings)
     steered = model.generate(prompt, steering, **settings)
     if not sys.stdout.isatty():
@@ -185,7 +185,13 @@ def _print_both(model: Model, prompt: Prompt, steering: Steering | None, label: 
 
 
 def _print_json(
-    model: Model, text: str, prompt: Prompt, steering: Steering | None, compare: bool, settings: dict[str, Any], chosen: dict[str, Any]
+    model: AbstractModel,
+    text: str,
+    prompt: Prompt,
+    steering: Steering | None,
+    compare: bool,
+    settings: dict[str, Any],
+    chosen: dict[str, Any],
 ) -> None:
     """chosen: the steering in words, for the document."""
     import orjson
