@@ -11,14 +11,20 @@ import typer
 
 from ster.cli import console
 from ster.cli.options import (
+    ApiKeyOption,
     ChatChoice,
     ChatOption,
+    ConcurrencyOption,
+    EndpointOption,
     ModelOption,
     PrecisionChoice,
     PrecisionOption,
+    Remote,
     RevisionOption,
     ThreadsOption,
-    open_model,
+    TokenizerOption,
+    WireOption,
+    open_any,
 )
 from ster.cli.tables import count
 from ster.cli.vector_evaluate import SomeLayersOption, UnitsChoice, UnitsOption
@@ -30,7 +36,8 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: ModelOption,
+    *,
+    model: ModelOption = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Text to continue, or to answer.")] = None,
     prompts: Annotated[
         Path | None, typer.Option("--prompts", metavar="FILE", help="A file of prompts, as for `ster extract`; prints JSON lines.")
@@ -65,6 +72,11 @@ def generate(
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
     threads: ThreadsOption = None,
+    endpoint: EndpointOption = None,
+    api_key: ApiKeyOption = None,
+    concurrency: ConcurrencyOption = None,
+    wire_dtype: WireOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Continue a prompt, steered by any number of vectors.
 
@@ -100,7 +112,8 @@ def generate(
     }
     Settings(**settings)
 
-    opened = open_model(model, revision, precision, chat_template, threads)
+    remote = Remote(endpoint, api_key, concurrency, wire_dtype, tokenizer)
+    opened = open_any(model, revision, precision, chat_template, threads, remote)
     steering: Steering | None = None
     applied, total = [], 0.0
     for artifact, factor in zip(artifacts, strengths, strict=True):

@@ -10,14 +10,20 @@ import typer
 
 from ster.cli import console
 from ster.cli.options import (
+    ApiKeyOption,
     ChatChoice,
     ChatOption,
+    ConcurrencyOption,
+    EndpointOption,
     ModelOption,
     PrecisionChoice,
     PrecisionOption,
+    Remote,
     RevisionOption,
     ThreadsOption,
-    open_model,
+    TokenizerOption,
+    WireOption,
+    open_any,
 )
 
 
@@ -34,7 +40,8 @@ class HarvestFormat(str, Enum):
 
 
 def harvest(
-    model: ModelOption,
+    *,
+    model: ModelOption = None,
     prompts: Annotated[
         Path,
         typer.Option("--prompts", "--input", "-p", metavar="FILE", help="JSON, .jsonl, .txt (one a line), .csv, .tsv or .parquet."),
@@ -64,6 +71,11 @@ def harvest(
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
     threads: ThreadsOption = None,
+    endpoint: EndpointOption = None,
+    api_key: ApiKeyOption = None,
+    concurrency: ConcurrencyOption = None,
+    wire_dtype: WireOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Read the residual stream of any number of prompts into files.
 
@@ -86,7 +98,8 @@ def harvest(
     open_source(prompts, column)
     disk.check_folder(output)
 
-    opened = open_model(model, revision, precision, chat_template, threads)
+    remote = Remote(endpoint, api_key, concurrency, wire_dtype, tokenizer)
+    opened = open_any(model, revision, precision, chat_template, threads, remote)
     found = run(
         opened,
         prompts,
