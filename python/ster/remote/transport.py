@@ -11,6 +11,7 @@ import contextlib
 import queue
 import threading
 import weakref
+from asyncio import sleep
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
@@ -149,7 +150,7 @@ class Transport:
                     if waited + wait > self._retry_seconds:
                         return answer
                 waited += wait
-                await asyncio.sleep(wait)
+                await sleep(wait)
 
     async def _once(self, call: Call) -> Answer:
         async with self._opened(call) as response:
