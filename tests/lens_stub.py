@@ -126,10 +126,11 @@ class Stub:
         """As vLLM streams: a chunk for each token."""
         choice = document["choices"][0]
         pieces = choice["text"].split(" ")
+        words = [piece + " " for piece in pieces[:-1]] + pieces[-1:]
         events = []
         for n, token in enumerate(choice["token_ids"]):
             last = n + 1 == len(choice["token_ids"])
-            text = " ".join(pieces[n:]) if last else pieces[n] + " " if n < len(pieces) - 1 else ""
+            text = "".join(words[n:] if last else words[n : n + 1])
             part = {"index": 0, "text": text, "token_ids": [token], "finish_reason": choice["finish_reason"] if last else None}
             events.append({"choices": [part | ({"prompt_token_ids": choice["prompt_token_ids"]} if not n else {})]})
         return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"

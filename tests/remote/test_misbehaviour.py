@@ -546,7 +546,7 @@ def test_a_harvest_goes_on_after_its_server_has_gone(stub: Stub, toy_model: ster
         ster.harvest(remote, PROMPTS, tmp_path / "whole", shard_size=2)
         gone: list[Any] = [None] * 3
         stub.plan = gone
-        stub.spoil = lambda body, document: Raw(b"", cut=0)
+        stub.spoil = lambda body, document: Raw(b"gone", cut=0)
         with pytest.raises(RemoteError, match="broke off the connection"):
             ster.harvest(remote, PROMPTS, tmp_path / "cut", shard_size=2)
         assert (tmp_path / "cut" / "shard_00000.safetensors").exists() and not (tmp_path / "cut" / "manifest.json").exists()
@@ -576,5 +576,5 @@ def test_edits_share_vectors_where_their_order_allows() -> None:
     found = steering_vectors(places.edits(), {})
     assert [vector["layer_indices"] for vector in found] == [[1, 2], [1], [1]]
     assert [vector.get("position_indices") for vector in found] == [[1, 2], None, [1, 2]]
-    with pytest.raises(InputError, match="takes 384 numbers in a request, and the server allows 383"):
-        steering_vectors(places.edits(), {"max_steering_numbers": 383})
+    with pytest.raises(InputError, match="takes 448 numbers in a request, and the server allows 447"):
+        steering_vectors(places.edits(), {"max_steering_numbers": 447})

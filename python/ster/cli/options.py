@@ -7,9 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
-from click.core import ParameterSource
 
 from ster.cli import console
 
@@ -36,6 +34,15 @@ class WireChoice(str, Enum):
     float16 = "float16"
 
 
+class Environment(str):
+    """A value that the environment gave, not the command line."""
+
+
+def _with_source(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
+    source = context.get_parameter_source(parameter.name or "")
+    return Environment(value) if value is not None and source is not None and source.name == "ENVIRONMENT" else value
+
+
 ModelOption = Annotated[
     str | None,
     typer.Option(
@@ -43,6 +50,7 @@ ModelOption = Annotated[
         "-m",
         metavar="MODEL",
         envvar="STER_MODEL",
+        callback=_with_source,
         help="Folder with config.json and *.safetensors, a GGUF file, or ORG/NAME on the Hugging Face Hub; with --endpoint its name there.",
     ),
 ]
@@ -51,7 +59,7 @@ EndpointOption = Annotated[
     typer.Option("--endpoint", metavar="URL", help="Run on a server instead, `ster serve` or vLLM with vllm-lens: http://host:8000/v1."),
 ]
 ApiKeyOption = Annotated[
-    str | None, typer.Option("--api-key", metavar="KEY", envvar="STER_API_KEY", show_envvar=True, help="Key of the server.")
+    str | None, typer.Option("--api-key", metavar="KEY", envvar="STER_API_KEY", callback=_with_source, help="Key of the server.")
 ]
 ConcurrencyOption = Annotated[
     int | None, typer.Option("--concurrency", metavar="N", min=1, max=1024, help="Requests to the server at a time. Default: 8.")
@@ -129,7 +137,7 @@ def open_any(
         InputError: an option of the one kind with the other. typer.BadParameter: no model.
     """
     if remote.endpoint is None:
-        key = None if _is_env("api_key") else remote.api_key
+        key = None if isinstance(remote.api_key, Environment) else remote.api_key
         _refuse("is of a server", "name one with --endpoint", api_key=key, concurrency=remote.concurrency)
         _refuse("is of a server", "name one with --endpoint", wire_dtype=remote.wire_dtype, tokenizer=remote.tokenizer)
         if model is None:
@@ -141,7 +149,7 @@ def open_any(
 
     found = connect(
         remote.endpoint,
-        None if _is_env("model") else model,  # the environment names a folder here
+        None if isinstance(model, Environment) else model,  # the environment names a folder here
         api_key=remote.api_key or None,
         chat_template=chat_template.value,
         wire_dtype=None if remote.wire_dtype is None else remote.wire_dtype.value,
@@ -151,12 +159,6 @@ def open_any(
     if found.wire:
         console.note(f"Note: activations travel as {found.wire_dtype}, rounded by up to {found.wire['wire_rounding']}")
     return found
-
-
-def _is_env(name: str) -> bool:
-    """Whether a parameter of the running command has its value from the environment."""
-    context = click.get_current_context(silent=True)
-    return context is not None and context.get_parameter_source(name) is ParameterSource.ENVIRONMENT
 
 
 def _refuse(why: str, hint: str, **options: object) -> None:

@@ -144,6 +144,7 @@ def refuse_changes(folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any
 def _flat(plan: Mapping[str, Any]) -> dict[str, Any]:
     flat = dict(plan)
     flat["ster"] = flat.pop("versions", {}).get("ster")
+    flat.setdefault("wire_dtype", None)
     flat["positions"] = flat.get("capture", {}).get("positions")
     return flat
 

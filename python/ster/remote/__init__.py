@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ster.remote.connect import connect as connect
     from ster.remote.model import RemoteModel as RemoteModel
+    from ster.remote.opening import connect as connect
 
-_WHERE = {"connect": "ster.remote.connect", "RemoteModel": "ster.remote.model"}
+_WHERE = {"connect": "ster.remote.opening", "RemoteModel": "ster.remote.model"}
 
 
 def __getattr__(name: str) -> object:
