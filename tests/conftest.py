@@ -8,7 +8,8 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,31 @@ def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
     return command
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test touches the state of whoever runs it."""
+    os.environ["STER_STATE"] = str(tmp_path_factory.mktemp("state"))
+    os.environ.pop("STER_DATABASE", None)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """A PostgreSQL for all tests; see `databases`."""
+    databases = pytest.importorskip("databases", reason="SQLAlchemy is not installed")
+    tools = databases.find_tools()
+    if tools is None:
+        pytest.skip("PostgreSQL is not installed")
+    with databases.postgres(tools) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'ster.db'}"
+    from databases import new_database
+
+    return new_database(request.getfixturevalue("postgres_server"), f"test_{uuid.uuid4().hex}")

@@ -27,6 +27,7 @@ from ster.server.requests import Errors, Requests, json_response
 from ster.server.served import Models, Served, ServedSpec
 from ster.server.settings import Settings
 from ster.server.tokens import detokenize, tokenize, tokenizer_info
+from ster.state.state import State
 
 
 async def health(request: Request) -> Response:
@@ -95,10 +96,12 @@ ROUTES = [
 ]
 
 
-def create_app(models: Sequence[ServedSpec], settings: Settings, *, hosts: Collection[str] | None = None) -> Starlette:
+def create_app(
+    models: Sequence[ServedSpec], settings: Settings, *, hosts: Collection[str] | None = None, state: State | None = None
+) -> Starlette:
     """The application, for any ASGI server. Its lifespan loads the models in a thread, so that `/health` answers meanwhile.
 
-    hosts: see `ster.server.guard.Guard`.
+    hosts: see `ster.server.guard.Guard`. state: of keys, Jobs and harvests, which whoever opened it closes; None: there are none.
     """
     metrics = Metrics(route.path for route in ROUTES)
     layers = [Middleware(Requests, metrics=metrics)]
@@ -119,6 +122,7 @@ def create_app(models: Sequence[ServedSpec], settings: Settings, *, hosts: Colle
     app.state.bodies = Bodies(settings)
     app.state.metrics = metrics
     app.state.models = Models(models, settings)
+    app.state.state = state
     app.state.draining = False
     return app
 

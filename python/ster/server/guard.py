@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
+from ster.server.callers import CALLER, NOBODY, Caller, of_plain_key
 from ster.server.errors import ApiError, invalid_api_key
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ class Guard:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             self._check_host(headers.get("host", ""))
+            scope[CALLER] = NOBODY
             if self.keys and scope["path"] not in OPEN_PATHS:
-                self._check_key(headers.get("authorization", ""))
+                scope[CALLER] = self._caller(headers.get("authorization", ""))
         await self.app(scope, receive, send)
 
     def _check_host(self, host: str) -> None:
@@ -41,13 +43,14 @@ class Guard:
             message = "This server answers to its loopback address alone: the Host header has another name."
             raise ApiError(403, message, code="host_not_allowed")
 
-    def _check_key(self, authorization: str) -> None:
+    def _caller(self, authorization: str) -> Caller:
         scheme, _, key = authorization.partition(" ")
         given = key.strip().encode()
         # Every key is compared, whichever fits, so that time tells nothing.
         matches = [hmac.compare_digest(given, known) for known in self.keys]
         if scheme.lower() != "bearer" or not any(matches):
             raise invalid_api_key()
+        return of_plain_key(given)
 
 
 def host_name(host: str) -> str:

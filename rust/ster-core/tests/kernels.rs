@@ -203,8 +203,8 @@ fn linear_at_every_awkward_shape() {
 
 #[test]
 fn linear_of_more_rows_than_fit_the_cache_is_that_of_each_row() {
-    for (rows, k) in [(75, 3001), (9, 30_000)] {
-        let product = Product::random((rows, k, COLUMN_GRAIN + 5), Dtype::BF16, (Size::Usual, Size::Usual), true, Then::Add, 5);
+    for (rows, k, columns) in [(75, 3001, COLUMN_GRAIN + 5), (9, 30_000, COLUMN_GRAIN + 5), (130, 2501, 5 * COLUMN_GRAIN + 1)] {
+        let product = Product::random((rows, k, columns), Dtype::BF16, (Size::Usual, Size::Usual), true, Then::Add, 5);
         let singles: Vec<_> = (0..rows).map(|row| row..row + 1).collect();
         let whole = product.run(Isa::PORTABLE);
         product.check(&whole);

@@ -207,6 +207,7 @@ fn many_rows_and_long_ones() {
         let unit = 256 / format.block().0;
         Product::random((35, 3 * unit, 14), format, Size::Usual, true, Then::Store, n as u64).check();
         Product::random((5, 17 * unit, 13), format, Size::Mixed, false, Then::Add, n as u64).check();
+        Product::random((70, 9 * unit, 50), format, Size::Usual, true, Then::Add, n as u64).check();
     }
 }
 

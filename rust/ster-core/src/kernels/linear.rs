@@ -6,8 +6,11 @@
 //!
 //! Weights in [`blocks`](super::blocks) give the bits of the same numbers in f32.
 
+mod spans;
+
 use std::ops::Range;
 
+use self::spans::by_spans;
 use super::blocks::{sum_row, widen_blocks};
 use super::isa::per_isa;
 use super::simd::{LANES, Lanes};
@@ -16,16 +19,17 @@ use crate::tensor::{Dtype, Panel, Weights};
 /// Columns are handed to threads in multiples of this: every tile width divides it.
 pub const COLUMN_GRAIN: usize = 12;
 
+/// About so many numbers of a row of `x` are used again and again before the next ones are, where rows are longer.
+pub const SPAN: usize = 1024;
+
 /// Rows of `x` are taken in blocks of about this many bytes, so that a block stays in the second-level cache while all of `w` passes.
 const X_BLOCK_BYTES: usize = 384 * 1024;
 
 /// Rows of `w` that are widened first, all of them beside each other, lie in so much of the first-level cache; longer ones are widened and
-/// multiplied in spans, and sums wait in memory between these.
+/// multiplied in [`spans`].
 ///
-/// AVX2 on Zen 3, one core, 128 rows of `x`: bf16 of 4,096 numbers 69 GFLOP/s in spans of 1,024, 62 widened in every tile; at 1,536
-/// numbers 75 whole, 69 in spans.
+/// AVX2 on Zen 3, one core, 128 rows of `x`: bf16 of 1,536 numbers 75 GFLOP/s whole, 69 in spans.
 const WIDE_BYTES: usize = 20 * 1024;
-const SPAN_BYTES: usize = 12 * 1024;
 
 /// What happens to a finished sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,18 +91,23 @@ pub(super) fn blocks<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
         one_row::<V, S>(x, w, bias, &mut out, then);
         return;
     }
-    let mut room = Room::default();
+    let widens = w.dtype.block().0 > 1 || V::WIDEN_FIRST && S::BYTES < 4 && rows >= 16;
+    if widens && 4 * COLS * w.cols > WIDE_BYTES {
+        by_spans::<V, S, ROWS, COLS>(x, w, bias, &mut out, then);
+        return;
+    }
+    let mut wide = vec![0.0; if widens { COLS * w.cols + LANES } else { 0 }];
     let block = (X_BLOCK_BYTES / (4 * w.cols.max(1)) / ROWS * ROWS).max(ROWS);
     let mut start = 0;
     while start < rows {
         let end = (start + block).min(rows);
         let mut column = out.columns.start;
         while column + COLS <= out.columns.end {
-            rows_by_columns::<V, S, ROWS, COLS>(x, w, bias, &mut out, then, start..end, column, &mut room);
+            rows_by_columns::<V, S, ROWS, COLS>(x, w, bias, &mut out, then, start..end, column, &mut wide);
             column += COLS;
         }
         while column < out.columns.end {
-            rows_by_columns::<V, S, ROWS, 1>(x, w, bias, &mut out, then, start..end, column, &mut room);
+            rows_by_columns::<V, S, ROWS, 1>(x, w, bias, &mut out, then, start..end, column, &mut wide);
             column += 1;
         }
         start = end;
@@ -127,16 +136,7 @@ fn one_row<V: Lanes, S: Stored>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>,
     }
 }
 
-/// For rows of `w` that are widened first.
-#[derive(Default)]
-struct Room {
-    /// `[columns, span]`
-    wide: Vec<f32>,
-    /// Sums not yet finished, `[rows, columns, lanes]`.
-    sums: Vec<f32>,
-}
-
-/// `COLS` columns from `column` on, for the rows of a block.
+/// `COLS` columns from `column` on, for the rows of a block. wide: room for rows of `w` that are widened first, empty where none are.
 #[inline(always)]
 fn rows_by_columns<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
     x: &[f32],
@@ -146,33 +146,16 @@ fn rows_by_columns<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
     then: Then,
     rows: Range<usize>,
     column: usize,
-    room: &mut Room,
+    wide: &mut [f32],
 ) {
     let mut ahead = Ahead::new(w, column + 2 * COLS, COLS, rows.len().div_ceil(ROWS));
-    let blocks = w.dtype.block().0 > 1;
-    if blocks || V::WIDEN_FIRST && S::BYTES < 4 && rows.len() >= 16 {
-        let longest = if 4 * COLS * w.cols <= WIDE_BYTES { w.cols } else { SPAN_BYTES / (4 * COLS) / 256 * 256 };
-        room.sums.resize(if w.cols > longest { rows.len() * COLS * LANES } else { 0 }, 0.0);
-        let mut span = 0..longest;
-        loop {
-            // At a cache line: 1.05 x on Zen 3, which loads a register across two lines half as fast.
-            room.wide.resize(COLS * span.len() + LANES, 0.0);
-            let aligned = room.wide.as_ptr().align_offset(4 * LANES);
-            let wide = &mut room.wide[aligned..][..COLS * span.len()];
-            for (n, wide) in wide.chunks_exact_mut(span.len().max(1)).enumerate() {
-                if blocks {
-                    widen_blocks(V::ISA, w, column + n, span.clone(), wide);
-                } else {
-                    widen::<V, S>(w, column + n, span.clone(), wide);
-                }
-            }
-            let part = Part { w: wide.as_ptr().cast(), k: w.cols, span: span.clone(), sums: room.sums.as_mut_ptr() };
-            tiles::<V, F32, ROWS, COLS, 1>(x, part, bias, out, then, rows.clone(), column, &mut ahead);
-            if span.end == w.cols {
-                break;
-            }
-            span = span.end..(span.end + longest).min(w.cols);
-        }
+    if !wide.is_empty() {
+        // At a cache line: 1.05 x on Zen 3, which loads a register across two lines half as fast.
+        let aligned = wide.as_ptr().align_offset(4 * LANES);
+        let wide = &mut wide[aligned..][..COLS * w.cols];
+        widen_rows::<V, S>(w, column..column + COLS, 0..w.cols, wide);
+        let part = Part { w: wide.as_ptr().cast(), ..Part::whole(w, column) };
+        tiles::<V, F32, ROWS, COLS, 1>(x, part, bias, out, then, rows, column, &mut ahead);
     } else if ahead.hurry {
         tiles::<V, S, ROWS, COLS, 3>(x, Part::whole(w, column), bias, out, then, rows, column, &mut ahead);
     } else {
@@ -314,6 +297,18 @@ pub(super) fn put<const ROWS: usize, const COLS: usize>(
                     Then::Add => *to + value,
                 };
             }
+        }
+    }
+}
+
+/// Numbers `span` of some rows of `w`, widened exactly, beside each other.
+#[inline(always)]
+fn widen_rows<V: Lanes, S: Stored>(w: Weights<'_>, rows: Range<usize>, span: Range<usize>, wide: &mut [f32]) {
+    for (row, wide) in rows.zip(wide.chunks_exact_mut(span.len().max(1))) {
+        if w.dtype.block().0 > 1 {
+            widen_blocks(V::ISA, w, row, span.clone(), wide);
+        } else {
+            widen::<V, S>(w, row, span.clone(), wide);
         }
     }
 }

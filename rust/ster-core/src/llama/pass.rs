@@ -4,6 +4,7 @@
 
 mod angles;
 mod attention;
+mod buffer;
 mod rows;
 
 use std::cell::RefCell;
@@ -12,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::angles::{Angles, Rotary};
-use self::rows::{GRAINS_A_THREAD, Member, count, gather, grid};
+use self::buffer::{Buffer, gather};
+use self::rows::{GRAINS_A_THREAD, Member, count, grid};
 use super::cache::{Layout, STORES};
 use super::forward::SteeringLlama;
 use super::weights::{BlockWeights, Linear};
@@ -28,18 +30,18 @@ use crate::tensor::{Panel, Shared};
 /// Buffers that the next pass uses again: fresh ones would cost a page fault every 4 KiB.
 #[derive(Default)]
 pub(super) struct Workspace {
-    x: Vec<f32>,
-    kept: Vec<f32>,
-    normed: Vec<f32>,
-    normed_kept: Vec<f32>,
+    x: Buffer,
+    kept: Buffer,
+    normed: Buffer,
+    normed_kept: Buffer,
     /// What a sublayer adds, where it is normed or scaled first.
-    added: Vec<f32>,
-    spare: Vec<f32>,
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    mixed: Vec<f32>,
-    mlp: Vec<f32>,
+    added: Buffer,
+    spare: Buffer,
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    mixed: Buffer,
+    mlp: Buffer,
 }
 
 thread_local! {
@@ -177,7 +179,7 @@ impl<'a> Pass<'a> {
     fn embed(&mut self, rows: &[Member]) {
         let (hidden, scale) = (self.model.config.hidden, self.model.config.embedding_scale);
         let table = self.model.weights.embed.view();
-        self.work.x.resize(count(rows) * hidden, 0.0);
+        self.work.x.fit(count(rows) * hidden);
         for member in rows {
             for (n, &id) in self.runs[member.run].tokens.iter().enumerate() {
                 let at = (member.start + n) * hidden;
@@ -240,9 +242,9 @@ impl<'a> Pass<'a> {
             gather(&work.x, rows, &mut work.kept, kept, hidden);
             std::mem::swap(&mut work.x, &mut work.kept);
         }
-        work.q.resize(some * q_width, 0.0);
-        work.k.resize(all * kv_width, 0.0);
-        work.v.resize(all * kv_width, 0.0);
+        work.q.fit(some * q_width);
+        work.k.fit(all * kv_width);
+        work.v.fit(all * kv_width);
         self.project(&mut [
             Projection::new(if partly { &work.normed_kept } else { &work.normed }, &w.q, &mut work.q, Then::Store),
             Projection::new(&work.normed, &w.k, &mut work.k, Then::Store),
@@ -258,7 +260,7 @@ impl<'a> Pass<'a> {
         }
         self.copy_partial_blocks(index, rows);
         self.store_keys(index, rows, &work.k, &work.v)?;
-        work.mixed.resize(some * q_width, 0.0);
+        work.mixed.fit(some * q_width);
         self.attend(index, kept, &work.q, &mut work.mixed)?;
         self.add(&mut work.x, &work.mixed, &w.o, w.attn_post_norm.as_deref(), &mut work.added, &mut work.spare)?;
         *self.work = work;
@@ -269,7 +271,7 @@ impl<'a> Pass<'a> {
     fn mlp(&mut self, w: &BlockWeights, rows: usize) -> Result<()> {
         let mut work = std::mem::take(self.work);
         self.norm_or_copy(&mut work.normed, &work.x, w.mlp_norm.as_deref())?;
-        work.mlp.resize(rows * self.model.config.mlp, 0.0);
+        work.mlp.fit(rows * self.model.config.mlp);
         self.gate_up(w, rows, &work.normed, &mut work.mlp)?;
         self.add(&mut work.x, &work.mlp, &w.down, w.mlp_post_norm.as_deref(), &mut work.added, &mut work.spare)?;
         *self.work = work;
@@ -283,14 +285,14 @@ impl<'a> Pass<'a> {
         from: &[f32],
         linear: &Linear,
         gain: Option<&[f32]>,
-        added: &mut Vec<f32>,
-        spare: &mut Vec<f32>,
+        added: &mut Buffer,
+        spare: &mut Buffer,
     ) -> Result<()> {
         let (isa, scale, hidden) = (self.model.isa, self.model.config.residual_scale, linear.weight.rows());
         if gain.is_none() && scale == 1.0 {
             return self.project(&mut [Projection::new(from, linear, x, Then::Add)]);
         }
-        added.resize(x.len(), 0.0);
+        added.fit(x.len());
         self.project(&mut [Projection::new(from, linear, added, Then::Store)])?;
         if let Some(gain) = gain {
             self.norm_in_place(added, spare, gain)?;
@@ -306,8 +308,8 @@ impl<'a> Pass<'a> {
         })
     }
 
-    fn norm_or_copy(&mut self, out: &mut Vec<f32>, x: &[f32], gain: Option<&[f32]>) -> Result<()> {
-        out.resize(x.len(), 0.0);
+    fn norm_or_copy(&mut self, out: &mut Buffer, x: &[f32], gain: Option<&[f32]>) -> Result<()> {
+        out.fit(x.len());
         match gain {
             Some(gain) => self.norm(out, x, gain),
             None => {
@@ -317,8 +319,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn norm_in_place(&mut self, x: &mut Vec<f32>, spare: &mut Vec<f32>, gain: &[f32]) -> Result<()> {
-        spare.resize(x.len(), 0.0);
+    fn norm_in_place(&mut self, x: &mut Buffer, spare: &mut Buffer, gain: &[f32]) -> Result<()> {
+        spare.fit(x.len());
         self.norm(spare, x, gain)?;
         std::mem::swap(x, spare);
         Ok(())
@@ -496,7 +498,7 @@ impl<'a> Pass<'a> {
         }
         let mut work = std::mem::take(self.work);
         gather(&work.x, rows, &mut work.kept, &wanted, model.config.hidden);
-        work.normed.resize(work.kept.len(), 0.0);
+        work.normed.fit(work.kept.len());
         self.norm(&mut work.normed, &work.kept, &model.weights.norm)?;
         let vocab = model.config.vocab;
         let mut logits = vec![0.0; count(&wanted) * vocab];

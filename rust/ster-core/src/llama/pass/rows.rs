@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kernels::linear::COLUMN_GRAIN;
+use crate::kernels::linear::{COLUMN_GRAIN, SPAN};
 
 /// The rows of one sequence among the packed rows: its tokens `first..`, at packed rows `start..start + rows`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -17,27 +17,16 @@ pub(super) fn count(rows: &[Member]) -> usize {
     rows.last().map_or(0, |member| member.start + member.rows)
 }
 
-/// Copy the rows of `to` out of `x`, whose rows are `from`; `to` keeps the ends of some of its sequences.
-pub(super) fn gather(x: &[f32], from: &[Member], out: &mut Vec<f32>, to: &[Member], width: usize) {
-    out.resize(count(to) * width, 0.0);
-    let mut source = from.iter();
-    for member in to {
-        let source = source.find(|source| source.run == member.run).expect("rows kept are rows that ran");
-        let start = (source.start + source.rows - member.rows) * width;
-        out[member.start * width..(member.start + member.rows) * width].copy_from_slice(&x[start..start + member.rows * width]);
-    }
-}
-
 /// Work for each thread in about this many pieces: enough to even out a thread that the system interrupts.
 pub(super) const GRAINS_A_THREAD: usize = 6;
 
 /// Cut `[rows, columns]` into about `wanted` cells. Rows first, in blocks whose inputs fit the second-level cache: then the weights
-/// stream past once a block, and the inputs are read once.
+/// stream past once a block, and the inputs are read once. Of long rows a span at a time is there, and a block has as many as fit then.
 pub(super) fn grid(rows: usize, k: usize, columns: usize, wanted: usize) -> Vec<(Range<usize>, Range<usize>)> {
     if rows == 0 {
         return Vec::new();
     }
-    let fits = (384 * 1024 / (4 * k.max(1))).max(8);
+    let fits = (384 * 1024 / (4 * k.clamp(1, SPAN))).max(8);
     let row_cells = rows.div_ceil(fits);
     let row_step = rows.div_ceil(row_cells).next_multiple_of(4);
     let column_cells = wanted.div_ceil(row_cells).max(1);

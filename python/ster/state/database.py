@@ -1,0 +1,102 @@
+"""The database: opened, brought to this version's tables, and written to one transaction at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from ster.errors import FileError, InputError
+
+MIGRATIONS = Path(__file__).with_name("migrations")
+BUSY_SECONDS = 30
+MIGRATING = 0x53746572  # any number that is ours, for PostgreSQL's advisory lock
+
+
+class Database:
+    """One for a process; its methods may be called from any thread.
+
+    Raises:
+        FileError: it cannot be opened. InputError: it is of a later version of Ster.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.is_sqlite = url.startswith("sqlite")
+        shown = make_url(url).render_as_string(hide_password=True)
+        if self.is_sqlite:
+            self.engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
+            _prepare_sqlite(self.engine)
+        else:
+            self.engine = create_engine(url, pool_pre_ping=True, pool_size=16, max_overflow=16)
+        try:
+            self._migrate()
+        except InputError:
+            self.close()
+            raise
+        except SQLAlchemyError as error:
+            self.close()
+            cause = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+            raise FileError(f"failed to open the database {shown}: {cause}") from None
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that may write. On SQLite nobody else writes from its beginning to its end; on PostgreSQL rows that are read to be
+        changed are to be selected `with_for_update()`, which SQLite ignores."""
+        with self.engine.connect() as connection:
+            if self.is_sqlite:
+                connection = connection.execution_options(ster_immediate=True)
+            with connection.begin():
+                yield connection
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that reads, and keeps nobody from writing."""
+        with self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def _migrate(self) -> None:
+        from alembic import command
+        from alembic.config import Config
+        from alembic.runtime.migration import MigrationContext
+        from alembic.script import ScriptDirectory
+
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        scripts = ScriptDirectory.from_config(config)
+        with self.write() as connection:
+            if not self.is_sqlite:  # two servers that start at once
+                connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": MIGRATING})
+            now = MigrationContext.configure(connection).get_current_revision()
+            if now == scripts.get_current_head():
+                return
+            if now is not None and now not in {script.revision for script in scripts.walk_revisions()}:
+                raise InputError(
+                    f"the database is of a later version of Ster: it has `{now}`", "install that version, or name another state"
+                )
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    """WAL, in which readers and a writer do not wait for each other, and transactions that begin where SQLAlchemy says so.
+
+    `synchronous` NORMAL: a process that is killed loses nothing; a computer that loses power may lose the last moments, and stays sound.
+    """
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, record: object) -> None:
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Connection) -> None:
+        immediate = connection.get_execution_options().get("ster_immediate")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
