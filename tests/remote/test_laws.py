@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 from harvesting import PROMPTS, contents
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import Client, continued, running
+from serving import Client, continued, running, until
 
 import ster
-from ster.errors import InputError
+from ster.errors import InputError, RemoteError
 from ster.server.settings import Settings
 
 POINTS = ["pre_steer", "post_steer"]
@@ -235,3 +236,30 @@ def _many(count: int) -> ster.Steering:
     for index in range(count):
         plan = plan + ster.steer(np.ones(64), 1, strength=1.0 + index, norm_match=True)
     return plan
+
+
+def test_a_model_of_several_by_its_id_or_its_checkpoint(toy_model: ster.Model, chatting: Path) -> None:
+    with running({"a": lambda: toy_model, "b/c": chatting}) as server:
+        found = [ster.connect(server.url, name) for name in (None, "b/c", "copy")]
+        assert [model.server.id for model in found] == ["a", "b/c", "b/c"]
+        assert found[1].hash_weights() == toy_model.weights_hash and found[1].chat_template == "applied"
+        assert "RemoteModel copy at http://127.0.0.1:" in repr(found[1])
+        for model in found:
+            model.close()
+
+
+def test_a_model_that_is_loading_is_waited_for(toy_dir: Path, no_waits: list[float]) -> None:
+    gate = threading.Event()
+
+    def load() -> ster.Model:
+        until(lambda: no_waits)
+        gate.set()
+        return ster.load(toy_dir)
+
+    with running({"toy": load}, wait=False) as server, ster.connect(server.url, retry_seconds=1e9) as model:
+        assert model.layer_count == 4 and gate.is_set()
+
+
+def test_a_model_that_failed_to_load_is_told_of(tmp_path: Path) -> None:
+    with running({"toy": tmp_path / "nowhere"}) as server, pytest.raises(RemoteError, match="the model toy failed to load"):
+        ster.connect(server.url)

@@ -76,7 +76,7 @@ def harvest(
         InputError: prompts, layers or options that cannot be used, before the first pass; other arguments than the folder was begun with;
             another process at work on it; a value that f16 or bf16 cannot hold.
         FileError: a file that cannot be read or written, as on a full disk; the folder can then be gone on with.
-        NonFiniteError: NaN or infinity in the model, by layer, token and prompt. RemoteError: its server is gone; go on as after a full disk.
+        NonFiniteError: NaN or infinity in the model, by layer, token and prompt. RemoteError: its server is gone.
         KeyboardInterrupt: within a second of Ctrl-C, after the shard that is being written.
     """
     folder = Path(output)

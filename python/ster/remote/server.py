@@ -17,6 +17,8 @@ from ster.server.settings import WireDtype
 
 Dialect = Literal["ster", "vllm-lens"]
 PRECISIONS: Mapping[WireDtype, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+LIST_BYTES = 16 << 20  # of a list of models
+PROBE_BYTES = 1 << 30
 TEMPLATE_PROBE = [{"role": "user", "content": "a"}]
 
 
@@ -51,7 +53,7 @@ def find_server(transport: Transport, model: str | None, wire: WireDtype | None)
     Raises:
         RemoteError: the server cannot be reached, or refuses. InputError: it has no such model, or does not send that dtype.
     """
-    document = transport.ask(Call("/v1/models")).document()
+    document = transport.ask(Call("/v1/models", limit=LIST_BYTES)).document()
     entries = [entry for entry in document.get("data") or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
     if not entries:
         raise RemoteError(f"{transport.root} lists no models", "is it an OpenAI-compatible server?")
@@ -69,7 +71,7 @@ def _of_ster(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | N
     caps = entry.get("capabilities")
     if not isinstance(caps, dict):  # a request waits until it is loaded
         transport.ask(Call("/tokenize", {"model": entry["id"], "prompt": "a"})).document()
-        found = transport.ask(Call("/v1/models")).document()
+        found = transport.ask(Call("/v1/models", limit=LIST_BYTES)).document()
         entry = next(each for each in found["data"] if each["id"] == entry["id"])
         caps = entry.get("capabilities")
     if not isinstance(caps, dict):
@@ -111,7 +113,7 @@ def _of_vllm(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | N
     if not isinstance(context, int):
         raise RemoteError(f"{transport.root} does not say how long the context of {id} is")
     expected = Expected(ids[:1], 0)
-    document = transport.ask(Call("/v1/completions", completion(id, ids[:1], "vllm-lens", None, layers=True), limit=1 << 30)).document()
+    document = transport.ask(Call("/v1/completions", completion(id, ids[:1], "vllm-lens", None, layers=True), limit=PROBE_BYTES)).document()
     check_choice(document, expected)
     whole, found = read_probe(document, expected)
     if wire not in (None, found):

@@ -15,11 +15,12 @@ from ster.errors import InputError, RemoteError
 from ster.prompts import at
 from ster.remote.answers import Answer
 from ster.remote.server import Server, token_ids
-from ster.remote.transport import Call, Transport
+from ster.remote.transport import SMALL_BYTES, Call, Transport
 from ster.tokenizer import Tokenizer
 
 Asked = tuple[str | Sequence[Message], bool, str | None]
 """A raw text, or messages; whether the assistant's turn is opened; a name for refusals."""
+CHARACTER_BYTES = 64  # of an answer, for each character: more than its bytes' ids
 
 
 class ServerTokens:
@@ -40,7 +41,8 @@ class ServerTokens:
         def calls() -> Iterator[Call]:
             for content, opened, name in asked:
                 names.append(name)
-                yield Call("/tokenize", self._body(content, opened), name=name)
+                body = self._body(content, opened)
+                yield Call("/tokenize", body, SMALL_BYTES + len(str(content)) * CHARACTER_BYTES, name)
 
         for answer in self._transport.ask_all(calls()):
             yield _ids_of(answer, names.popleft())

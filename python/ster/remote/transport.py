@@ -27,8 +27,8 @@ from ster.remote.answers import Answer, refusal
 from ster.remote.retry import AGAIN, CONNECTIONS, ONCE_AGAIN, retry_after, wait_of
 
 CONNECT_SECONDS = 10.0
-SMALL_BYTES = 16 << 20  # of an answer that has no tensors
-IN_FLIGHT_BYTES = 256 << 20  # of answers that are awaited or wait to be taken, about
+SMALL_BYTES = 1 << 20  # of an answer that has no tensors
+IN_FLIGHT_BYTES = 512 << 20  # of answers that are awaited or wait to be taken, about
 
 T = TypeVar("T")
 
@@ -168,10 +168,14 @@ class Transport:
     @contextlib.asynccontextmanager
     async def _opened(self, call: Call) -> AsyncIterator[httpx.Response]:
         url = self.root + call.path
-        if call.body is None:
-            request = self._client.build_request("GET", url)
-        else:
-            request = self._client.build_request("POST", url, content=orjson.dumps(call.body), headers={"content-type": "application/json"})
+        try:
+            if call.body is None:
+                request = self._client.build_request("GET", url)
+            else:
+                headers = {"content-type": "application/json"}
+                request = self._client.build_request("POST", url, content=orjson.dumps(call.body), headers=headers)
+        except httpx.InvalidURL as error:
+            raise RemoteError(f"{self.root} is no address: {error}") from None
         response = await self._client.send(request, stream=True)
         try:
             encoding = response.headers.get("content-encoding", "identity")
@@ -196,7 +200,7 @@ class Transport:
             found.put(self._unreachable(error, call))
         except RemoteError as error:
             found.put(error)
-        except BaseException as error:
+        except BaseException as error:  # cancelled, for one
             found.put(RemoteError(f"the stream from {self.root} ended: {error!r}{at(call.name)}"))
             raise
 
