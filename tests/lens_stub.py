@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ from ster.server.tensors import encode, unpack
 
 @dataclass
 class Raw:
-    """Bytes instead of a good answer. cut: of the body, so many bytes are sent, and the connection ends. hang: until `released`."""
+    """Bytes instead of a good answer. cut: of the body, so many bytes are sent, and the connection ends. hang: until it is set, or
+    the client has gone."""
 
     body: bytes
     status: int = 200
@@ -165,9 +167,19 @@ class Handler(BaseHTTPRequestHandler):
                     answer = Raw(stub.stream(answer), headers={"Content-Type": "text/event-stream; charset=utf-8"})
             self._send(answer if isinstance(answer, Raw) else Raw(json.dumps(answer).encode()))
 
+    def _is_gone(self) -> bool:
+        """Whether the client has closed the connection."""
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def _send(self, raw: Raw) -> None:
         if raw.hang is not None:
-            raw.hang.wait(30)
+            while not raw.hang.wait(0.02) and not self._is_gone():
+                pass
             self.close_connection = True
             return
         with contextlib.suppress(OSError):
