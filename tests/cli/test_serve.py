@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
 import httpx
-from serving import spawned
+from serving import spawned, until
 
 from ster.cli import main
 from ster.cli.serve import _keys, _name_and_folder
@@ -44,6 +44,30 @@ def test_a_signal_lets_what_runs_end(toy_dir: Path) -> None:
             text += "".join(parts)
         assert text.endswith("data: [DONE]\n\n")
         assert server.process.wait(30) == 0
+
+
+def test_a_model_that_loads_on_use_and_goes(toy_dir: Path) -> None:
+    with spawned("--model", toy_dir, "--load-on-use", "--idle-minutes", 0.01) as server:
+        assert server.lines[:2] == [f"Listening on {server.url}.", f"Serving toy-llama at {server.url}/v1, loaded on first use. Try:"]
+        status = lambda: httpx.get(f"{server.url}/v1/models/toy-llama/status").json()  # noqa: E731
+        assert status()["state"] == "idle"
+        for _ in range(2):
+            curl = subprocess.run(["bash", "-c", server.lines[2]], capture_output=True, text=True, timeout=30)
+            assert json.loads(curl.stdout)["model"] == "toy-llama"
+            until(lambda: status()["state"] == "idle")
+        assert server.end(signal.SIGTERM) == 0
+        said = [line for line in server.lines[3:] if not line.startswith("{")]
+        assert said == ["loading toy-llama", "toy-llama is unloaded: nobody used it for 0.6 s"] * 2
+
+
+def test_a_model_that_does_not_load_on_use_is_not_the_end(toy_copy: Path) -> None:
+    (toy_copy / "model.safetensors").write_bytes(b"nothing")
+    with spawned("--model", toy_copy, "--load-on-use") as server:
+        refused = httpx.post(f"{server.url}/v1/completions", json={"model": "copy", "prompt": "the sea", "max_tokens": 1})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "model_failed"
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert server.end(signal.SIGTERM) == 0
+        assert any(line.startswith("loading copy failed: ") for line in server.lines)
 
 
 def test_a_key_from_the_environment(toy_dir: Path) -> None:
@@ -103,7 +127,7 @@ def test_the_environment_has_one_key(capsys: pytest.CaptureFixture[str], toy_dir
 
 
 @pytest.mark.parametrize("value", ["inf", "1e300"])
-@pytest.mark.parametrize("option", ["--kv-cache-gb", "--shutdown-seconds", "--request-seconds"])
+@pytest.mark.parametrize("option", ["--kv-cache-gb", "--shutdown-seconds", "--request-seconds", "--load-seconds", "--idle-minutes"])
 def test_no_number_is_endless(capsys: pytest.CaptureFixture[str], toy_dir: Path, option: str, value: str) -> None:
     said = refusal(capsys, "--model", toy_dir, option, value)
     assert said == f"Error: {option} must be at most 1,000,000, found {float(value):g}\n"

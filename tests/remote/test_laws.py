@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,16 +247,17 @@ def test_a_model_of_several_by_its_id_or_its_checkpoint(toy_model: ster.Model, c
             model.close()
 
 
-def test_a_model_that_is_loading_is_waited_for(toy_dir: Path, no_waits: list[float]) -> None:
-    gate = threading.Event()
+def test_a_model_that_is_loading_is_waited_for(toy_dir: Path) -> None:
+    servers: list[Client] = []
 
     def load() -> ster.Model:
-        until(lambda: no_waits)
-        gate.set()
+        until(lambda: servers and servers[0].models[0].waiting)
         return ster.load(toy_dir)
 
-    with running({"toy": load}, wait=False) as server, ster.connect(server.url, retry_seconds=1e9) as model:
-        assert model.layer_count == 4 and gate.is_set()
+    with running({"toy": load}, wait=False) as server:
+        servers.append(server)
+        with ster.connect(server.url) as model:
+            assert model.layer_count == 4
 
 
 def test_a_model_that_failed_to_load_is_told_of(tmp_path: Path) -> None:

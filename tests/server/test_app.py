@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -70,7 +71,9 @@ def test_the_models_and_what_they_can(toy: Client, toy_model: ster.Model) -> Non
     facts = {"n_layers": 4, "hidden_size": 64, "max_model_len": 256, "vocab_size": 67, "dtype": "float32", "bos_token_id": 1}
     caps = {"max_capture_numbers": 2**25, "max_steering_numbers": 2**21, "max_steering_vectors": 8, "max_span_positions": 4096}
     assert entry["capabilities"].items() >= (facts | caps | {"chat_template": False, "max_logprobs": 100}).items()
-    assert toy.get("/v1/models/toy/status").json() == {"id": "toy", "object": "model.status", "warm": True, "state": "ready"}
+    status = toy.get("/v1/models/toy/status").json()
+    assert status.items() >= {"id": "toy", "object": "model.status", "warm": True, "state": "ready", "uses": 0}.items()
+    assert status["since"] <= time.time() and status["load_seconds"] > 0
 
 
 def test_a_model_that_loads_and_one_that_fails(toy_model: ster.Model) -> None:
@@ -87,15 +90,18 @@ def test_a_model_that_loads_and_one_that_fails(toy_model: ster.Model) -> None:
         until(lambda: client.models[0].state == "failed")
         assert client.get("/health").json() == {"status": "ok", "models": {"org/broken": "failed", "slow": "loading"}}
         assert error_of(client.get("/ready")) == (503, "model_failed", None)
+        body = {"model": "slow", "prompt": "the sea is calm", "max_tokens": 1}
         failed = client.complete(model="org/broken")
         assert error_of(failed) == (503, "model_failed", None) and "secret" not in failed.text
-        loading = client.complete(model="slow")
-        assert error_of(loading) == (503, "model_loading", None) and loading.headers["retry-after"] == "5"
+        answers: list[httpx.Response] = []
+        waiting = threading.Thread(target=lambda: answers.append(httpx.post(f"{client.url}/v1/completions", json=body)))
+        waiting.start()
+        until(lambda: client.models[1].waiting == 1)
         assert "capabilities" not in client.get("/v1/models/slow").json()
         assert client.get("/v1/models/org/broken").json()["status"] == "failed"
         gate.set()
-        until(lambda: client.models[1].state == "ready")
-        assert client.complete(model="slow", max_tokens=1).status_code == 200
+        waiting.join(10)
+        assert answers[0].status_code == 200 and client.models[1].state == "ready"
 
 
 def test_ready_when_all_are(toy: Client) -> None:

@@ -75,7 +75,7 @@ def test_a_full_queue_says_when_to_come_back(toy_model: ster.Model) -> None:
 def test_a_request_that_takes_too_long(toy_model: ster.Model) -> None:
     with running({"toy": lambda: toy_model}, Settings(request_seconds=0.3, keepalive_seconds=0.1)) as client:
         with client.models.pass_lock:
-            assert error_of(client.complete(max_tokens=1)) == (504, "timeout", None)
+            assert client.complete(max_tokens=1).json()["error"]["code"] == "timeout"
             events = client.events(max_tokens=1)
         assert events[-1]["error"]["code"] == "timeout" and set(events[:-1]) <= {": keepalive"}
         stats = client.models[0].loaded.scheduler.stats
@@ -114,9 +114,9 @@ def test_draining_ends_what_runs_and_refuses_what_comes(toy_model: ster.Model) -
             time.sleep(0.2)
         for thread in (*threads, drain):
             thread.join(10)
-        whole, stream = sorted(answers, key=lambda answer: answer.status_code, reverse=True)
-        assert error_of(whole) == (503, "shutting_down", None)
-        assert stream.status_code == 200 and json.loads(stream.text.split("data: ")[-1])["error"]["code"] == "shutting_down"
+        for answer in answers:  # both have begun
+            text = answer.text.split("data: ")[-1]
+            assert answer.status_code == 200 and json.loads(text)["error"]["code"] == "shutting_down"
 
 
 def test_an_address_that_is_taken_is_one_sentence() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_GB = 1_000_000
 MOST_SECONDS = 1_000_000
+MOST_MINUTES = 1_000_000
 
 
 class DtypeChoice(str, Enum):
@@ -58,7 +59,21 @@ def serve(
     ] = 4.0,
     max_running: Annotated[int, typer.Option("--max-running", metavar="N", min=1, help="Sequences that run at once.")] = 64,
     queue: Annotated[int, typer.Option("--queue", metavar="N", min=0, help="Requests that may wait; others are answered 429.")] = 256,
-    request_seconds: Annotated[float, typer.Option("--request-seconds", metavar="S", min=0.1, help="Longest time of a request.")] = 600.0,
+    request_seconds: Annotated[
+        float, typer.Option("--request-seconds", metavar="S", min=0.1, help="Longest time of a request, loading not counted.")
+    ] = 600.0,
+    load_on_use: Annotated[
+        bool, typer.Option("--load-on-use", help="Load a model when it is first asked for, not now. Requests wait for it.")
+    ] = False,
+    idle_minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--idle-minutes", metavar="M", min=0.01, help="Unload a model that nobody has used for so long; it loads again on its next use."
+        ),
+    ] = None,
+    load_seconds: Annotated[
+        float, typer.Option("--load-seconds", metavar="S", min=0.1, help="How long a request waits for its model to load.")
+    ] = 840.0,
     shutdown_seconds: Annotated[
         float, typer.Option("--shutdown-seconds", metavar="S", min=0.0, help="After SIGTERM or Ctrl-C, for what runs to come to its end.")
     ] = 30.0,
@@ -89,6 +104,9 @@ def serve(
     _check_most("--kv-cache-gb", kv_cache_gb, MOST_GB)
     _check_most("--request-seconds", request_seconds, MOST_SECONDS)
     _check_most("--shutdown-seconds", shutdown_seconds, MOST_SECONDS)
+    _check_most("--load-seconds", load_seconds, MOST_SECONDS)
+    if idle_minutes is not None:
+        _check_most("--idle-minutes", idle_minutes, MOST_MINUTES)
     from ster.errors import SterWarning
     from ster.server.run import Address, serve
     from ster.server.settings import Settings
@@ -103,6 +121,9 @@ def serve(
         max_body_bytes=max_body_mb << 20,
         api_keys=_keys(api_key),
         allowed_origins=tuple(allowed_origin or ()),
+        load_on_use=load_on_use,
+        idle_seconds=None if idle_minutes is None else 60.0 * idle_minutes,
+        load_seconds=load_seconds,
     )
     warnings.simplefilter("once", SterWarning)  # a template that prints the date would warn with every request
     specs = _specs(_models(model), served_name, revision, precision, chat_template, threads)
@@ -190,7 +211,8 @@ def _specs(
         if name in [spec.name for spec in specs]:
             raise InputError(f"two models are called {name}", "give each its name: --model NAME=MODEL")
         path = str(checkpoint.path)
-        specs.append(ServedSpec(name, lambda path=path: open_model(path, None, precision, chat_template, threads)))  # type: ignore[misc]
+        load = lambda path=path: open_model(path, None, precision, chat_template, threads)  # noqa: E731
+        specs.append(ServedSpec(name, load, checkpoint.name))
     return specs
 
 

@@ -33,7 +33,8 @@ class ErrorDetail(Answer):
 
 
 class Error(Answer):
-    """What went wrong. In a stream that has begun, it is the last event."""
+    """What went wrong. In a stream that has begun, it is the last event; an answer that has kept its client waiting ends with it, and has
+    the status 200 all the same."""
 
     error: ErrorDetail
     request_id: str = Field(description="As in the header X-Request-Id.")
@@ -173,9 +174,9 @@ class ModelEntry(Answer):
     object: Literal["model"]
     created: int
     owned_by: str
-    status: Literal["loading", "live", "failed"]
-    served_model_name: str = maybe("The checkpoint, once it is loaded.")
-    capabilities: Capabilities = maybe("Once it is loaded.")
+    status: Literal["idle", "loading", "live", "failed"]
+    served_model_name: str = maybe("The checkpoint, once that is known.")
+    capabilities: Capabilities = maybe("Once it has been loaded, also when it no longer is.")
 
 
 class ModelList(Answer):
@@ -186,8 +187,13 @@ class ModelList(Answer):
 class ModelStatus(Answer):
     id: str
     object: Literal["model.status"]
-    warm: bool
-    state: State
+    warm: bool = Field(description="It answers at once.")
+    state: State = Field(description="`idle`: a request loads it.")
+    since: float = Field(description="When it came into this state. This and other times: Unix seconds.")
+    uses: Annotated[int, Field(ge=0)] = Field(description="Requests and other work that run on it or wait for it.")
+    load_seconds: float = maybe("What the last load took.")
+    retry_at: float = maybe("It has failed: a request from then on tries again.")
+    unloads_at: float = maybe("It is not used, and will be unloaded then if nobody asks.")
 
 
 class WeightsHash(Answer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -37,12 +38,12 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Every model answers."""
+    """Every model answers, those that load on use included."""
     if request.app.state.draining:
         raise shutting_down()
     models: Models = request.app.state.models
     for served in models:
-        served.ready()
+        served.check_ready()
     return json_response({"status": "ready", "models": [served.name for served in models]})
 
 
@@ -56,8 +57,7 @@ async def get_model(request: Request) -> Response:
 
 
 async def model_status(request: Request) -> Response:
-    served = _served(request)
-    return json_response({"id": served.name, "object": "model.status", "warm": served.state == "ready", "state": served.state})
+    return json_response(_served(request).status())
 
 
 def _served(request: Request) -> Served:
@@ -131,9 +131,11 @@ def create_app(
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     models: Models = app.state.models
     threading.Thread(target=models.load, name="ster-load", daemon=True).start()
+    unloading = asyncio.ensure_future(models.unload_unused())
     try:
         yield
     finally:
+        unloading.cancel()
         await run_in_threadpool(models.drain, 0.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -19,6 +19,8 @@ SMALL = 64 << 10  # bytes, as many as a connection holds anyway: these never wai
 LARGE = 1 << 20  # bytes: such bodies are parsed one at a time
 
 T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
 
 
 class Bodies:
@@ -64,8 +66,48 @@ class Bodies:
             self._waiting.popleft()
 
 
+class Body(Generic[T]):
+    """What was read in a body. It has its share of the memory for bodies until `close`.
+
+    content: what `parse` made of it; must not be looked at afterwards.
+    """
+
+    content: T
+
+    def __init__(self, bodies: Bodies, held: int, size: int) -> None:
+        self._bodies = bodies
+        self._held = held
+        self._large = size > LARGE
+
+    async def in_turn(self, work: Callable[[U], V], argument: U) -> V:
+        """`work(argument)`, in a thread; for large bodies, one at a time."""
+        if not self._large:
+            return await run_in_threadpool(work, argument)
+        async with self._bodies.parsing:
+            return await run_in_threadpool(work, argument)
+
+    def close(self) -> None:
+        """More than once does no harm."""
+        self.__dict__.pop("content", None)
+        self._bodies.give(self._held)
+        self._held = 0
+
+
 async def with_body(request: Request, work: Callable[[bytes], T]) -> T:
     """`work`, in a thread, of the body of `request`: it can hold two million numbers.
+
+    Raises:
+        ApiError, ClientGoneError: see `read_body`.
+    """
+    body = await read_body(request, work)
+    try:
+        return body.content
+    finally:
+        body.close()
+
+
+async def read_body(request: Request, parse: Callable[[bytes], T]) -> Body[T]:
+    """`parse`, in a thread, of the body of `request`. Nothing but its outcome stays of the body.
 
     Raises:
         ApiError: 415, a type other than JSON; 413, more bytes than the cap; 408, they took too long; 503, too many others are being read.
@@ -79,6 +121,7 @@ async def with_body(request: Request, work: Callable[[bytes], T]) -> T:
     if size > settings.max_body_bytes:
         raise request_too_large(settings.max_body_bytes)
     body, held = bytearray(), 0
+    found: Body[T] | None = None
     try:
         if not await _within(settings.body_seconds, _read(request, body, settings.max_body_bytes, SMALL)):
             await bodies.take(size, settings.body_seconds)
@@ -86,12 +129,15 @@ async def with_body(request: Request, work: Callable[[bytes], T]) -> T:
             await _within(settings.body_seconds, _read(request, body, settings.max_body_bytes))
         raw = bytes(body)
         del body
-        if len(raw) <= LARGE:
-            return await run_in_threadpool(work, raw)
-        async with bodies.parsing:
-            return await run_in_threadpool(work, raw)
-    finally:
+        found = Body(bodies, held, len(raw))
+        held = 0
+        found.content = await found.in_turn(parse, raw)
+        return found
+    except BaseException:
+        if found is not None:
+            found.close()
         bodies.give(held)
+        raise
 
 
 def _check_type(request: Request) -> None:

@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ster.errors import SterError
-from ster.server.body import with_body
 from ster.server.choices import Choice, Choices
 from ster.server.errors import chat_completions_unsupported, invalid
 from ster.server.form import Json
+from ster.server.loaded import Loaded
 from ster.server.plan import Plan, Prompt, make_plan, sentence
-from ster.server.requests import record_of
 from ster.server.respond import respond
-from ster.server.schema import ChatMessage, ChatRequest, parse_body
+from ster.server.schema import ChatMessage, ChatRequest
 from ster.server.scores import chat_logprobs, prompt_logprobs
-from ster.server.served import Loaded, Models
 from ster.server.settings import Settings
 from ster.server.texts import prompt_ids
 from ster.server.work import Token
 
 
 async def chat_completions(request: Request) -> Response:
-    plan = await with_body(request, partial(_plan, request))
-    return await respond(request, plan, ChatForm(plan))
+    return await respond(request, ChatRequest, _plan, ChatForm)
 
 
-def _plan(request: Request, raw: bytes) -> Plan:
+def _plan(loaded: Loaded, settings: Settings, asked: ChatRequest) -> Plan:
     """
     Raises:
         ApiError: the request asks for what cannot be done.
     """
-    settings: Settings = request.app.state.settings
-    models: Models = request.app.state.models
-    asked = parse_body(ChatRequest, raw, settings)
-    served = models.named(asked.model)
-    record_of(request).model = served.name
-    loaded = served.ready()
     count = (asked.top_logprobs or 0) if asked.logprobs else None
     return make_plan(loaded, settings, asked, [_prompt(loaded, settings, asked)], logprobs=count)
 

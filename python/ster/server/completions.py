@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ster.errors import SterError
-from ster.server.body import with_body
 from ster.server.choices import Choice, Choices
 from ster.server.errors import context_length_exceeded, invalid
 from ster.server.form import Json
+from ster.server.loaded import Loaded
 from ster.server.plan import Plan, Prompt, make_plan, sentence
-from ster.server.requests import record_of
 from ster.server.respond import respond
-from ster.server.schema import CompletionRequest, parse_body
+from ster.server.schema import CompletionRequest
 from ster.server.scores import TextLogprobs, prompt_logprobs
-from ster.server.served import Loaded, Models
 from ster.server.settings import Settings
 from ster.server.texts import prompt_ids
 from ster.server.work import Token
 
 
 async def completions(request: Request) -> Response:
-    plan = await with_body(request, partial(_plan, request))
-    return await respond(request, plan, CompletionForm(plan))
+    return await respond(request, CompletionRequest, _plan, CompletionForm)
 
 
-def _plan(request: Request, raw: bytes) -> Plan:
+def _plan(loaded: Loaded, settings: Settings, asked: CompletionRequest) -> Plan:
     """
     Raises:
         ApiError: the request asks for what cannot be done.
     """
-    settings: Settings = request.app.state.settings
-    models: Models = request.app.state.models
-    asked = parse_body(CompletionRequest, raw, settings)
-    served = models.named(asked.model)
-    record_of(request).model = served.name
-    loaded = served.ready()
     prompts = [_prompt(loaded, settings, each, asked) for each in asked.prompts]
     return make_plan(loaded, settings, asked, prompts, logprobs=asked.logprobs, echo=asked.echo)
 

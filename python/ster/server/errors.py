@@ -5,6 +5,7 @@ Messages here are the API's: whole sentences, with a capital letter and a full s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +37,8 @@ class ApiError(Exception):
         self.headers = dict(headers)
 
     def body(self, request_id: str) -> dict[str, Any]:
-        """The JSON of the answer, which is also what the last event of a broken stream holds."""
+        """The JSON of the answer, which is also what the last event of a broken stream holds, and what an answer that has
+        kept its client waiting ends with."""
         param = None if self.param is None else encodable(self.param)
         error = {"message": encodable(self.message), "type": self.type, "param": param, "code": self.code}
         return {"error": error, "request_id": request_id}
@@ -145,6 +147,17 @@ def queue_full() -> ApiError:
 def model_loading(name: str) -> ApiError:
     message = f"The model `{name}` is loading: try again in {QUEUE_SECONDS} seconds."
     return ApiError(503, message, code="model_loading", headers={"Retry-After": str(QUEUE_SECONDS)})
+
+
+def model_failed(name: str, seconds: float) -> ApiError:
+    """seconds: until a request has it loaded again. No Retry-After: clients obey it, and would wait in silence for what mostly stays so."""
+    message = f"The model `{name}` failed to load. The server's log has the cause. Requests in {math.ceil(seconds)} seconds try again."
+    return ApiError(503, message, code="model_failed")
+
+
+def model_load_timeout(name: str, seconds: float) -> ApiError:
+    message = f"The model `{name}` has not loaded within {seconds:g} seconds. It goes on loading: try again."
+    return ApiError(503, message, code="model_load_timeout", headers={"Retry-After": str(QUEUE_SECONDS)})
 
 
 def shutting_down() -> ApiError:

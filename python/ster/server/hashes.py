@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ster.server.errors import ApiError
-from ster.server.requests import json_response
+from ster.server.form import Json
+from ster.server.loaded import Loaded
+from ster.server.respond import reply_about
 from ster.server.served import Models
 
 _one_at_a_time = threading.Lock()  # whoever asks meanwhile waits for the same hash
@@ -19,14 +20,12 @@ async def weights_hash(request: Request) -> Response:
     """SHA-256 over the weights, as `ster.fingerprint` makes it: half a minute for 16 GB, the first time."""
     models: Models = request.app.state.models
     try:
-        served = models.named(request.path_params["id"])
+        name = models.named(request.path_params["id"]).name
     except ApiError as error:
         raise ApiError(404, error.message, code=error.code, param=error.param) from None
-    model = served.ready().model
 
-    def work() -> str:
+    def work(loaded: Loaded) -> Json:
         with _one_at_a_time:
-            return model.hash_weights()
+            return {"id": name, "object": "model.weights_hash", "weights_hash": loaded.model.hash_weights()}
 
-    found = await run_in_threadpool(work)
-    return json_response({"id": served.name, "object": "model.weights_hash", "weights_hash": found})
+    return await reply_about(request, name, work)

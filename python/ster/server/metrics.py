@@ -50,12 +50,21 @@ class Metrics:
 def _add_models(page: _Page, models: list[Served]) -> None:
     ready: list[tuple[Labels, float]] = [({"model": served.name}, float(served.state == "ready")) for served in models]
     page.add("ster_model_ready", "gauge", "1 when the model is loaded.", ready)
-    stats = [({"model": served.name}, served.loaded.scheduler.stats()) for served in models if served.loaded is not None]
+    for name, kind, text, field in LOADING:
+        values = [({"model": served.name}, getattr(served, field)) for served in models]
+        page.add(name, kind, text, [(labels, value) for labels, value in values if value is not None])
+    loaded = [(served.name, served.loaded) for served in models]
+    stats = [({"model": name}, each.scheduler.stats()) for name, each in loaded if each is not None]
     for name, kind, text, field in SCHEDULER:
         page.add(name, kind, text, [(labels, getattr(each, field)) for labels, each in stats])
     page.histogram("ster_step_seconds", "Time of a turn of the engine, most of it a pass.", stats)
 
 
+LOADING = (
+    ("ster_model_uses", "gauge", "Requests and other work that run on the model or wait for it.", "uses"),
+    ("ster_model_loads_total", "counter", "How often the model was loaded. What is counted below begins anew with each.", "loads"),
+    ("ster_model_load_seconds", "gauge", "What the last load took.", "load_seconds"),
+)
 SCHEDULER = (
     ("ster_waiting", "gauge", "Requests that wait for a place.", "waiting"),
     ("ster_running", "gauge", "Sequences in the batch.", "running"),

@@ -18,16 +18,21 @@ from ster.server.work import QueueFull, ShuttingDown
 if TYPE_CHECKING:
     from starlette.types import Receive
 
+    from ster.server.lease import Lease
     from ster.server.running import Ticket
     from ster.server.settings import Settings
     from ster.server.work import Event
 
 
 class Ongoing:
-    """A plan that the engine works on. Closing it gives back its place, whatever state it is in."""
+    """A plan that the engine works on. Closing it gives back its place, whatever state it is in, and ends the use of its model.
 
-    def __init__(self, plan: Plan, receive: Receive, record: Record, settings: Settings, *, eager: bool) -> None:
+    Its time, `request_seconds`, begins now.
+    """
+
+    def __init__(self, plan: Plan, lease: Lease, receive: Receive, record: Record, settings: Settings, *, eager: bool) -> None:
         self.plan = plan
+        self._lease = lease
         self.choices = Choices(plan, record.id)
         self.record = record
         self.settings = settings
@@ -69,6 +74,7 @@ class Ongoing:
         self._feed.close()
         if self._ticket is not None and not self.choices.finished:
             self.plan.loaded.scheduler.cancel(self._ticket)
+        self._lease.close()
 
     def activations(self) -> Json:
         """The tensor, verified; to be called off the event loop.

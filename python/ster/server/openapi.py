@@ -49,16 +49,24 @@ WITH_BODY = {
     413: "The body is over a cap: its bytes, or its lists and objects.",
     415: "The body is not application/json.",
 }
-LOADING = {503: "The model is loading, or failed to; or the server is shutting down, or full of large bodies."}
+LOADING = {
+    503: "The model failed to load, or takes longer than a request may wait; or the server is shutting down, or full of large bodies."
+}
+NOT_READY = {503: "A model is loading for the start of the server, or failed to load; or the server is shutting down."}
+WAITED = {429: "Too many requests are waiting; try again after Retry-After seconds."}
 GENERATING = {
-    429: "Too many requests are waiting; try again after Retry-After seconds.",
     502: "The activations do not fit the request.",
     504: "The request took too long.",
 }
+WAITING = (
+    "The answer. It waits for its model to load and for its turn; after some seconds it begins, with spaces that a JSON parser skips. From"
+    " then on an error is in its body, of the form that other statuses have, under this status."
+)
 # A stream has no schema: OpenAPI 3.1 does not say whether one would be of the stream or of an event, and tools differ.
 STREAM = (
-    "The answer, or with `stream: true` its events: a chunk for each token; then, where asked for, one with the usage and one with the"
-    " activations, both without choices; then `data: [DONE]`. An error after the beginning is the last event."
+    WAITING + " With `stream: true` its events: a chunk for each token; then, where asked for, one with the usage and one with the"
+    " activations, both without choices; then `data: [DONE]`. An error after the beginning is the last event; while there is nothing to"
+    " send, comments come."
 )
 STREAMED: dict[type[BaseModel], str] = {
     answers.Completion: '{"id":"cmpl-1","object":"text_completion","created":1,"model":"llama-8b","choices":'
@@ -128,20 +136,24 @@ def _paths(models: tuple[str, ...]) -> Json:
         "/v1/models": {"get": _get("listModels", "The models, with their facts and caps", answers.ModelList)},
         "/v1/models/{id}": {"get": _get("getModel", "One model", answers.ModelEntry, missing), "parameters": [model_id]},
         "/v1/models/{id}/status": {
-            "get": _get("getModelStatus", "Whether it is loaded", answers.ModelStatus, missing),
+            "get": _get("getModelStatus", "Whether it is loaded, and since when", answers.ModelStatus, missing),
             "parameters": [model_id],
         },
         "/v1/models/{id}/weights_hash": {
-            "get": _get("getWeightsHash", "By which artifacts know the model; reads all weights", answers.WeightsHash, missing | LOADING),
+            "get": _get(
+                "getWeightsHash", "By which artifacts know the model", answers.WeightsHash, {**missing, **LOADING, **WAITED}, (), WAITING
+            ),
             "parameters": [model_id],
         },
         "/tokenize": {"post": _post("tokenize", "A text or a conversation as token ids", schema.TokenizeRequest, answers.Tokens)},
         "/detokenize": {"post": _post("detokenize", "Token ids as text", schema.DetokenizeRequest, answers.Text)},
         "/tokenizer_info": {
-            "get": _get("tokenizerInfo", "Named tokens and the chat template", answers.TokenizerInfo, LOADING, [model_query])
+            "get": _get(
+                "tokenizerInfo", "Named tokens and the chat template", answers.TokenizerInfo, {**LOADING, **WAITED}, [model_query], WAITING
+            )
         },
         "/health": {"get": _get("health", "The process lives", answers.Health, open=True)},
-        "/ready": {"get": _get("ready", "Every model answers", answers.Ready, LOADING, open=True)},
+        "/ready": {"get": _get("ready", "Every model answers", answers.Ready, NOT_READY, open=True)},
         "/metrics": {"get": _get("metrics", "Prometheus text", None)},
         "/openapi.json": {"get": _get("openapi", "This document", {"type": "object"}, open=True)},
     }
@@ -149,7 +161,7 @@ def _paths(models: tuple[str, ...]) -> Json:
 
 def _post(operation: str, summary: str, body: type[BaseModel], answer: type[BaseModel]) -> Json:
     content: Json = {"application/json": {"schema": _ref(answer)}}
-    errors, description = {**WITH_BODY, **LOADING}, "OK"
+    errors, description = {**WITH_BODY, **LOADING, **WAITED}, WAITING
     if answer in STREAMED:
         content["text/event-stream"] = {"example": f"data: {STREAMED[answer]}\n\ndata: [DONE]\n\n"}
         errors, description = {**errors, **GENERATING}, STREAM
@@ -163,6 +175,7 @@ def _get(
     answer: type[BaseModel] | Json | None,
     errors: Mapping[int, str] | None = None,
     parameters: Sequence[Json] = (),
+    description: str = "OK",
     *,
     open: bool = False,
 ) -> Json:
@@ -170,7 +183,7 @@ def _get(
     content: Json = {"text/plain": {"schema": {"type": "string"}}}
     if answer is not None:
         content = {"application/json": {"schema": answer if isinstance(answer, dict) else _ref(answer)}}
-    found = _operation(operation, summary, content, errors or {})
+    found = _operation(operation, summary, content, errors or {}, description)
     return {**found, **({"parameters": list(parameters)} if parameters else {}), **({"security": []} if open else {})}
 
 

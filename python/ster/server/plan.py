@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from ster.errors import SterError
 from ster.server.capture import capture_layers, check_capture_cap
 from ster.server.errors import context_length_exceeded, full_vocab_prompt_too_long, invalid
+from ster.server.loaded import Loaded
 from ster.server.logprobs import WHOLE_VOCABULARY
 from ster.server.schema import ChatRequest, CompletionRequest
 from ster.server.scores import Scored, check_score_cap
-from ster.server.served import Loaded
 from ster.server.settings import Facts, Settings, WireDtype
 from ster.server.vectors import check_positions, steering_edits
 from ster.server.work import Sampling, Work

@@ -130,6 +130,20 @@ def release(error: BaseException | None) -> None:
         error = error.__context__
 
 
+def late(error: Exception, record: Record) -> ApiError | None:
+    """What a failure is told as when the answer has begun: its status is in the log alone. None: there is nobody to tell."""
+    if not isinstance(error, ClientGoneError | ApiError):
+        log_crash(record.id, error)
+    release(error)
+    if isinstance(error, ClientGoneError):
+        record.status = GONE
+        return None
+    if not isinstance(error, ApiError):
+        error = internal_error()
+    record.status = error.status
+    return error
+
+
 def log_crash(request_id: str, error: BaseException | None = None) -> None:
     """The traceback of `error`, or of what is being handled, under the request's id."""
     log.error("%s crashed", request_id, exc_info=error or True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ipaddress
 import logging
 import os
@@ -20,9 +19,10 @@ from typing import Any
 import uvicorn
 
 from ster._files import reason
-from ster.errors import InputError
+from ster.errors import InputError, SterError
 from ster.server.app import create_app
 from ster.server.connection import Connection
+from ster.server.malloc import keep_large_blocks_apart
 from ster.server.served import Models, ServedSpec
 from ster.server.settings import Settings
 from ster.server.texts import PARALLELISM
@@ -30,8 +30,6 @@ from ster.server.texts import PARALLELISM
 MAX_HEAD_BYTES = 64 << 10
 KEEP_ALIVE_SECONDS = 75
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-M_MMAP_THRESHOLD = -3  # of malloc.h
-LARGE_BYTES = 1 << 20
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -64,7 +62,7 @@ def serve(
     """
     check_address(address, settings)
     os.environ.setdefault(PARALLELISM, "false")  # long texts then leave the GIL, see `texts.py`
-    _keep_large_blocks_apart()
+    keep_large_blocks_apart()
     listener = listen(address)
     url = url_of(listener)
     # Without a key, the name in the Host header is what keeps web pages out.
@@ -73,13 +71,13 @@ def serve(
     with _logging():
         server = _Server(_config(app), app.state, shutdown_seconds, note)
         served: Models = app.state.models
-        threading.Thread(target=_greet, args=(served, settings, url, server, note), daemon=True).start()
         everywhere = "" if address.host in url or address.is_loopback else f", on every address that {address.host} stands for"
-        note(f"Listening on {url}{everywhere}; loading {', '.join(each.name for each in served)}.")
+        loading = "" if settings.load_on_use else f"; loading {', '.join(each.name for each in served)}"
+        note(f"Listening on {url}{everywhere}{loading}.")
+        threading.Thread(target=_greet, args=(served, settings, url, server, note), daemon=True).start()
         server.run([listener])
-    failed = [each.error for each in served if each.error is not None]
-    if len(failed) == len(served) and failed[0] is not None:
-        raise failed[0]
+    if server.failure is not None:
+        raise server.failure
 
 
 def check_address(address: Address, settings: Settings) -> None:
@@ -139,14 +137,16 @@ def _greet(models: Models, settings: Settings, url: str, server: _Server, note: 
     """Say when the models have loaded, or why not; end the server when none has."""
     for served in models:
         served.settled.wait()
-    working = [served.name for served in models if served.state == "ready"]
+    working = [served.name for served in models if served.error is None]
     if not working:
-        server.should_exit = True  # and `serve` raises the reason
+        server.failure = models[0].error
+        server.should_exit = True
         return
     for served in models:
         if served.error is not None:
             note(f"Error: {served.name}: {served.error}")
-    note(f"Serving {', '.join(working)} at {url}/v1. Try:\n{curl(url, working[0], key=bool(settings.api_keys))}")
+    when = ", loaded on first use" if settings.load_on_use else ""
+    note(f"Serving {', '.join(working)} at {url}/v1{when}. Try:\n{curl(url, working[0], key=bool(settings.api_keys))}")
 
 
 def _config(app: Any) -> uvicorn.Config:
@@ -164,20 +164,14 @@ def _config(app: Any) -> uvicorn.Config:
     )
 
 
-def _keep_large_blocks_apart() -> None:
-    """Let glibc map each block of `LARGE_BYTES` by itself and give it back when it is freed.
-
-    By default it maps less and less as it sees large blocks freed, and caches and captures that come and go leave holes in its heaps. With
-    400 MiB of caches of SmolLM2-135M full, a minute under load: 660 MiB and growing; like this 400 to 425.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # another libc
-            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
-
-
 class _Server(uvicorn.Server):
     """Ends by a signal: accepts no more, lets what runs come to its end for `seconds`, then ends it with an error. A second signal ends
-    the process at once."""
+    the process at once.
+
+    failure: why there is nothing to serve.
+    """
+
+    failure: SterError | None = None
 
     def __init__(self, config: uvicorn.Config, state: Any, seconds: float, note: Callable[[str], None]) -> None:
         super().__init__(config)

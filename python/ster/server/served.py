@@ -1,121 +1,283 @@
-"""The models that a server answers for: loading, ready or failed."""
+"""The models that a server answers for: who loads them, who uses them, when they go.
+
+A model is `idle` (not in memory), `loading`, `ready` or `failed`. With `Settings.load_on_use` it is idle until somebody claims it,
+otherwise all load when the server starts; with `Settings.idle_seconds` one that nobody uses for so long becomes idle again. What failed
+to load is tried again by the first claim that comes `Settings.load_retry_seconds` later.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ster.chat import find_chat_template
-from ster.checkpoint import find_checkpoint
+from starlette.concurrency import run_in_threadpool
+
 from ster.errors import SterError
 from ster.model import Model
-from ster.server.errors import ApiError, model_loading, model_not_found
-from ster.server.memory import check_budget
-from ster.server.pieces import Pieces
-from ster.server.scheduler import Scheduler
-from ster.server.settings import Facts, Settings, WireDtype
-from ster.tokenizer import named_tokens
+from ster.server.errors import ApiError, model_failed, model_loading, model_not_found, shutting_down
+from ster.server.lease import Lease
+from ster.server.loaded import Loaded, capabilities, loaded_from
+from ster.server.malloc import trim
+from ster.server.settings import Settings
 
 log = logging.getLogger("ster.server")
-State = Literal["loading", "ready", "failed"]
-WIRE: dict[str, WireDtype] = {"bf16": "bfloat16", "f16": "float16"}  # as the checkpoint is stored; others travel as float32
+LEAST_SLEEP = 0.05  # seconds
+State = Literal["idle", "loading", "ready", "failed"]
 
 
 @dataclass(frozen=True)
 class ServedSpec:
-    """A model to serve. name: what requests call it. loader: opens it; called once, in a thread."""
+    """A model to serve. name: what requests call it. loader: opens it, in a thread; called again when it loads again. checkpoint: the
+    model's own name, where that is known before it is opened."""
 
     name: str
     loader: Callable[[], Model]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model that answers. special: its named tokens, as `bos_token`. template: what the checkpoint publishes. longest_token: bytes of
-    text that no token has more of, None where that is not known."""
-
-    model: Model
-    scheduler: Scheduler
-    facts: Facts
-    pieces: Pieces
-    special: dict[str, str]
-    template: str | None
-    longest_token: int | None
-
-    @property
-    def chats(self) -> bool:
-        return self.model.chat_template == "applied"
+    checkpoint: str | None = None
 
 
 class Served:
-    """One model under its name. `loaded` is there when `state` is "ready", `error` when it is "failed"."""
+    """One model under its name. `loaded` is there when `state` is "ready", `error` when it is "failed".
+
+    checkpoint: the model's own name, which answers have; None until it is known. since: Unix seconds at which it came into its state.
+    load_seconds: how long the last load took, None before the first. settled: set when it no longer loads for the start of the server.
+    """
 
     def __init__(self, spec: ServedSpec, settings: Settings, pass_lock: threading.Lock) -> None:
         self.name = spec.name
+        self.checkpoint = spec.checkpoint
         self.created = int(time.time())
-        self.state: State = "loading"
+        self.state: State = "idle" if settings.load_on_use else "loading"
+        self.since = time.time()
         self.loaded: Loaded | None = None
         self.error: SterError | None = None
-        self.settled = threading.Event()  # it is no longer loading
+        self.loads = 0
+        self.load_seconds: float | None = None
+        self.settled = threading.Event()
+        if settings.load_on_use:
+            self.settled.set()
         self._loader = spec.loader
         self._settings = settings
-        self._lock = pass_lock
+        self._pass_lock = pass_lock
+        self._known: dict[str, Any] = {}  # what `entry` says of the model when it is not loaded
+        self._changing = threading.Lock()  # held while it loads or unloads; taken before the other
+        self._lock = threading.Lock()  # guards the rest, and is held for moments
+        self._leases: set[Lease] = set()
+        self._closed = False
+        self._unused_since = time.monotonic()
+        self._failed_at = 0.0
+
+    # Uses
+
+    def claim(self) -> Lease:
+        """A use of the model, which loads if it is not there. Waits for nothing: see `Lease.result`, and `lease` for both.
+
+        Raises:
+            ApiError: 503, the server is shutting down, or the model failed to load a moment ago.
+        """
+        with self._lock:
+            if self._closed:
+                raise shutting_down()
+            if self.state == "failed" and self.retry_seconds > 0:
+                raise model_failed(self.name, self.retry_seconds)
+            lease = Lease(self)
+            self._leases.add(lease)
+            if self.loaded is not None:
+                lease.give(self.loaded)
+            elif self.state != "loading":
+                self.error = None
+                self._enter("loading")
+                log.info("loading %s", self.name)
+                threading.Thread(target=self.load, name=f"ster-load-{self.name}", daemon=True).start()
+        return lease
+
+    @contextlib.contextmanager
+    def lease(self, seconds: float | None = None) -> Iterator[Loaded]:
+        """The model, which stays loaded inside; waits for it. For threads, not for event loops.
+
+        seconds: the longest wait for the model; None: `Settings.load_seconds`.
+
+        Raises:
+            ApiError: 503, it failed to load, took longer, or the server is shutting down.
+        """
+        lease = self.claim()
+        try:
+            yield lease.result(self._settings.load_seconds if seconds is None else seconds)
+        finally:
+            lease.close()
+
+    @contextlib.asynccontextmanager
+    async def lease_async(self, seconds: float | None = None) -> AsyncIterator[Loaded]:
+        """`lease` for event loops."""
+        lease = self.claim()
+        try:
+            yield await lease.arrival(self._settings.load_seconds if seconds is None else seconds)
+        finally:
+            lease.close()
+
+    def release(self, lease: Lease) -> None:
+        """See `Lease.close`."""
+        with self._lock:
+            if lease in self._leases:
+                self._leases.remove(lease)
+                self._unused_since = time.monotonic()
+
+    @property
+    def uses(self) -> int:
+        """Leases that are open."""
+        return len(self._leases)
+
+    @property
+    def waiting(self) -> int:
+        """Leases whose model is not there yet."""
+        with self._lock:
+            return sum(lease.waits for lease in self._leases)
+
+    # States
 
     def load(self) -> None:
-        """Open the model and start its engine thread. Raises nothing: `state` says how it went."""
-        try:
-            model = self._loader()
-            check_budget(model, self._settings.kv_cache_bytes)
-            loaded = _load(model, Scheduler(model, self._settings, self._lock))
-            loaded.scheduler.start()
-        except SterError as error:
-            self.error = error
-            self.state = "failed"
-        except Exception:
-            log.exception("loading %s crashed", self.name)
-            self.error = SterError("loading crashed")
-            self.state = "failed"
-        else:
-            self.loaded = loaded
-            self.state = "ready"
+        """Open the model, start its engine thread and serve those who wait. Raises nothing: `state` says how it went."""
+        with self._changing:  # what it was before has been freed
+            began = time.monotonic()
+            try:
+                loaded = loaded_from(self._loader(), self._settings, self._pass_lock)
+            except SterError as error:
+                if self.settled.is_set():  # whoever started the server says it otherwise
+                    log.error("loading %s failed: %s", self.name, error)
+                self._fail(error)
+            except BaseException as error:  # a bug, or a panic of the engine
+                log.exception("loading %s crashed", self.name)
+                self._fail(SterError("loading crashed") if isinstance(error, Exception) else SterError("the engine crashed"))
+            else:
+                self._settle(loaded, time.monotonic() - began)
         self.settled.set()
 
-    def ready(self) -> Loaded:
-        """
-        Raises:
-            ApiError: 503, the model is loading or has failed to.
-        """
-        if self.loaded is not None:
-            return self.loaded
-        if self.state == "loading":
-            raise model_loading(self.name)
-        raise ApiError(503, f"The model `{self.name}` failed to load. The server's log has the cause.", code="model_failed")
+    def unload_if_unused(self) -> None:
+        """Free the model's memory, if nobody has used it for `Settings.idle_seconds`."""
+        if self.seconds_to_unload() != 0.0:
+            return
+        with self._changing:
+            loaded = self.loaded
+            known = {} if loaded is None else self._entry_of(loaded)
+            with self._lock:
+                if loaded is None or self.seconds_to_unload() != 0.0:
+                    return
+                self.loaded, self._known = None, known
+                self._enter("idle")
+            loaded.scheduler.drain(0.0)
+            del loaded
+            gc.collect()  # a cycle that some request left would keep gigabytes until Python looks for it
+            trim()
+        log.info("%s is unloaded: nobody used it for %g s", self.name, self._settings.idle_seconds)
+
+    def seconds_to_unload(self) -> float | None:
+        """From now, if nobody asks; None where nothing would unload it."""
+        if self._settings.idle_seconds is None or self.loaded is None or self._leases or self._closed:
+            return None
+        return max(self._unused_since + self._settings.idle_seconds - time.monotonic(), 0.0)
 
     def drain(self, seconds: float) -> None:
-        """See `Scheduler.drain`."""
-        if self.loaded is not None:
-            self.loaded.scheduler.drain(seconds)
+        """Refuse whoever waits for the model or claims it from now on; then see `Scheduler.drain`. A load that is under way is not waited
+        for, and comes to nothing."""
+        with self._lock:
+            self._closed = True
+            loaded = self.loaded
+            self._refuse(shutting_down)
+        if loaded is not None:
+            loaded.scheduler.drain(seconds)
+
+    def check_ready(self) -> None:
+        """
+        Raises:
+            ApiError: 503, it has failed to load, or is loading for the start of the server.
+        """
+        if self.state == "failed":
+            raise model_failed(self.name, self.retry_seconds)
+        if not self.settled.is_set():
+            raise model_loading(self.name)
+
+    @property
+    def retry_seconds(self) -> float:
+        """From now until a claim has it loaded again after a failure."""
+        return max(self._failed_at + self._settings.load_retry_seconds - time.monotonic(), 0.0)
+
+    # What is said of it
 
     def entry(self) -> dict[str, Any]:
         """The model in `GET /v1/models`; what is not known yet is absent."""
-        status = {"ready": "live"}.get(self.state, self.state)
+        loaded = self.loaded
         entry: dict[str, Any] = {"id": self.name, "object": "model", "created": self.created, "owned_by": "ster"}
-        if self.loaded is None:
-            return entry | {"status": status}
-        entry |= {"served_model_name": self.loaded.facts.name, "status": status}
-        return entry | {"capabilities": _capabilities(self.loaded, self._settings)}
+        known = self._known if loaded is None else self._entry_of(loaded)
+        if not known and self.checkpoint is not None:
+            known = {"served_model_name": self.checkpoint}
+        return entry | {"status": {"ready": "live"}.get(self.state, self.state)} | known
+
+    def status(self) -> dict[str, Any]:
+        """What a person wants to know who waits for it. Times are Unix seconds; what does not apply is absent."""
+        now, state, to_unload = time.time(), self.state, self.seconds_to_unload()
+        status: dict[str, Any] = {"id": self.name, "object": "model.status", "warm": state == "ready", "state": state}
+        status |= {"since": round(self.since, 3), "uses": self.uses}
+        if self.load_seconds is not None:
+            status["load_seconds"] = round(self.load_seconds, 3)
+        if state == "failed":
+            status["retry_at"] = round(now + self.retry_seconds, 3)
+        if state == "ready" and to_unload is not None:
+            status["unloads_at"] = round(now + to_unload, 3)
+        return status
+
+    def _entry_of(self, loaded: Loaded) -> dict[str, Any]:
+        return {"served_model_name": loaded.facts.name, "capabilities": capabilities(loaded, self._settings)}
+
+    # With the lock
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self.since = time.time()
+
+    def _refuse(self, error: Callable[[], ApiError]) -> None:
+        """Whoever waits. An error each: threads add their frames to those they raise."""
+        for lease in self._leases:
+            if lease.waits:
+                lease.refuse(error())
+
+    # On the thread that loads
+
+    def _settle(self, loaded: Loaded, seconds: float) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            loaded.scheduler.start()
+            self.loaded, self.error = loaded, None
+            self.checkpoint = loaded.facts.name
+            self.loads += 1
+            self.load_seconds = seconds
+            self._unused_since = time.monotonic()
+            self._enter("ready")
+            for lease in self._leases:
+                lease.give(loaded)
+
+    def _fail(self, error: SterError) -> None:
+        with self._lock:
+            self.error = error.with_traceback(None)  # whose frames hold what was loaded of it
+            self._failed_at = time.monotonic()
+            self._enter("failed")
+            self._refuse(lambda: model_failed(self.name, self._settings.load_retry_seconds))
 
 
 class Models(Sequence[Served]):
-    """All that is served, by name. Memory for caches is shared out evenly; passes of two models never run at the same time."""
+    """All that is served, by name. Memory for caches is shared out evenly among them, loaded or not: what one can run does not depend on
+    who else is there. Passes of two models never run at the same time."""
 
     def __init__(self, specs: Sequence[ServedSpec], settings: Settings) -> None:
         share = replace(settings, kv_cache_bytes=settings.kv_cache_bytes // max(len(specs), 1))
         self.pass_lock = threading.Lock()  # whoever holds it keeps every engine from its next pass
+        self._settings = settings
         self._models = [Served(spec, share, self.pass_lock) for spec in specs]
         self._by_name = {served.name: served for served in self._models}
 
@@ -138,14 +300,28 @@ class Models(Sequence[Served]):
             return self._models[0]
         if name in self._by_name:
             return self._by_name[name]
-        for served in self._models:  # by the name that answers have
-            if served.loaded is not None and served.loaded.facts.name == name:
+        for served in self._models:
+            if served.checkpoint == name:
                 return served
         raise model_not_found(name)
 
     def load(self) -> None:
+        """Load those that are to load when the server starts, one after the other."""
         for served in self._models:
-            served.load()
+            if not served.settled.is_set():
+                served.load()
+
+    async def unload_unused(self) -> None:
+        """Unload each model when nobody has used it for long enough, until this is cancelled."""
+        longest = self._settings.idle_seconds
+        if longest is None:
+            return
+        while True:
+            # Whoever is used or loaded meanwhile has `longest` from then on.
+            left = min([longest, *(left for served in self if (left := served.seconds_to_unload()) is not None)])
+            await asyncio.sleep(max(left, LEAST_SLEEP))
+            for served in self._models:
+                await run_in_threadpool(served.unload_if_unused)
 
     def drain(self, seconds: float) -> None:
         """Refuse new work, and end what still runs after `seconds`; waits for that."""
@@ -154,67 +330,3 @@ class Models(Sequence[Served]):
             thread.start()
         for thread in threads:
             thread.join()
-
-
-def _load(model: Model, scheduler: Scheduler) -> Loaded:
-    checkpoint = find_checkpoint(model.path)
-    template = find_chat_template(checkpoint)
-    facts = Facts(
-        name=model.name,
-        layers=model.layer_count,
-        hidden=model.hidden_size,
-        vocab=model.vocab_size,
-        context=model.context_length,
-        dtype=WIRE.get(model.precision, "float32"),
-    )
-    source = None if template is None else template.source
-    special, longest = named_tokens(checkpoint), model.tokenizer.longest_token
-    return Loaded(model, scheduler, facts, Pieces(model.tokenizer), special, source, longest)
-
-
-def _capabilities(loaded: Loaded, settings: Settings) -> dict[str, Any]:
-    facts = loaded.facts
-    capabilities: dict[str, Any] = {
-        "n_layers": facts.layers,
-        "hidden_size": facts.hidden,
-        "max_model_len": facts.context,
-        "vocab_size": facts.vocab,
-        "dtype": facts.dtype,
-        "activations": True,
-        "activation_dtype": facts.dtype if settings.activation_dtype == "auto" else settings.activation_dtype,
-        "activation_dtypes": ["float32", "bfloat16", "float16"],
-        "logprobs": True,
-        "prompt_logprobs": True,
-        "prompt_logprobs_full_vocab": True,
-        "chat_template": loaded.chats,
-    }
-    bos = loaded.special.get("bos_token")
-    bos_id = loaded.model.engine.bos_token_id if bos is None else loaded.model.tokenizer.id_of(bos)
-    if bos_id is not None:
-        capabilities["bos_token_id"] = bos_id
-    model = loaded.model
-    facts_of_model = {"precision": model.precision, "revision": model.revision, "unknown_token_id": model.unknown_id}
-    capabilities |= {name: value for name, value in facts_of_model.items() if value is not None}
-    capabilities |= {"config_hash": model.config_hash, "tokenizer_hash": model.tokenizer_hash}
-    for name in CAPS:
-        capabilities[name] = getattr(settings, name)
-    cap = settings.text_cap(facts.context)
-    capabilities["max_text_bytes"] = cap if loaded.longest_token is None else min(cap, facts.context * loaded.longest_token)
-    capabilities["full_vocab_max_prompt_tokens"] = settings.full_vocab_prompt_tokens(facts.vocab)
-    return capabilities
-
-
-CAPS = (
-    "max_capture_numbers",
-    "max_steering_numbers",
-    "max_steering_vectors",
-    "max_span_positions",
-    "max_body_bytes",
-    "max_body_members",
-    "max_logprobs",
-    "max_score_numbers",
-    "max_output_work_tokens",
-    "max_choices",
-    "max_stops",
-    "max_prompts",
-)

@@ -53,6 +53,7 @@ class Settings:
     prefill_tokens: int = 256
     """Tokens of long prompts in a pass beside sequences that decode."""
     request_seconds: float = 600.0
+    """From when its model is there."""
     body_seconds: float = 30.0
     activation_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """In which dtype activations travel where the request does not say; `auto`: as the checkpoint is stored."""
@@ -61,6 +62,15 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may call from; none: CORS is off."""
     keepalive_seconds: float = 5.0
+    """After so long without an answer it begins, and says every so often that it is still coming."""
+    load_on_use: bool = False
+    """Models load when somebody first uses them, not when the server starts."""
+    idle_seconds: float | None = None
+    """A model that nobody uses for so long is unloaded, and loads on its next use. None: never."""
+    load_seconds: float = 840.0
+    """How long a request waits for its model."""
+    load_retry_seconds: float = 30.0
+    """After a failure to load, until a request has it tried again."""
 
     @property
     def bodies_bytes(self) -> int:

@@ -12,10 +12,9 @@ import orjson
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from ster.server.errors import ApiError, internal_error
 from ster.server.form import Form, Head, Json
 from ster.server.ongoing import Ongoing, timed_out
-from ster.server.requests import GONE, ClientGoneError, log_crash
+from ster.server.requests import late
 from ster.server.work import Token
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
+STREAM_HEADERS = {"Cache-Control": "no-store"}
 END_SECONDS = 5.0  # for a reader who does not read, to be told that its time is over
 
 
@@ -37,7 +37,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, ongoing: Ongoing, form: Form, head: Head, first: list[tuple[int, Event]]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store"})
+        super().__init__(headers=STREAM_HEADERS)
         del self.headers["content-length"]
         self._ongoing = ongoing
         self._choices = ongoing.choices
@@ -48,24 +48,28 @@ class EventStream(Response):
         self._pending: dict[int, list[Token]] = {choice.index: [] for choice in self._choices}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error: ApiError | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        except BaseException:
+            self._ongoing.close()
+            raise
+        await self.run(send)
+
+    async def run(self, send: Send) -> None:
+        """All of it that comes after the status and the headers."""
+        record, error = self._ongoing.record, None
+        try:
             # A second more than the request has: then it is the reader who is slow.
             await asyncio.wait_for(self._write(send), self._ongoing.deadline - time.monotonic() + 1.0)
-        except ClientGoneError:
-            self._ongoing.record.status = GONE
-            return
         except asyncio.TimeoutError:
-            error = timed_out(self._ongoing.settings)
-        except ApiError as refusal:
-            error = refusal
-        except Exception:
-            log_crash(self._ongoing.record.id)
-            error = internal_error()
+            error = late(timed_out(self._ongoing.settings), record)
+        except Exception as failure:
+            error = late(failure, record)
+            if error is None:
+                return
         finally:
             self._ongoing.close()
-        last = DONE if error is None else _event(error.body(self._ongoing.record.id))
+        last = DONE if error is None else event(error.body(record.id))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(send({"type": "http.response.body", "body": last, "more_body": False}), END_SECONDS)
 
@@ -92,9 +96,9 @@ class EventStream(Response):
             await write(await run_in_threadpool(lambda: self._chunk({"choices": [], "activations": ongoing.activations()})))
 
     def _take(self, events: list[tuple[int, Event]]) -> None:
-        for index, event in events:
-            if isinstance(event, Token):
-                self._pending[index].append(event)
+        for index, told in events:
+            if isinstance(told, Token):
+                self._pending[index].append(told)
 
     def _news(self) -> bytes:
         return b"".join(map(self._chunk, self._chunks()))
@@ -115,8 +119,8 @@ class EventStream(Response):
             tokens.clear()
 
     def _chunk(self, body: Json) -> bytes:
-        return _event(self._head | body)
+        return event(self._head | body)
 
 
-def _event(document: Json) -> bytes:
+def event(document: Json) -> bytes:
     return b"data: " + orjson.dumps(document) + b"\n\n"

@@ -7,8 +7,8 @@ import os
 from ster.errors import SterError
 from ster.prompts import check_text
 from ster.server.errors import ApiError, invalid, text_beyond_context, text_too_long
+from ster.server.loaded import Loaded
 from ster.server.plan import sentence
-from ster.server.served import Loaded
 from ster.server.settings import Settings
 from ster.tokenizer import Tokenizer
 
