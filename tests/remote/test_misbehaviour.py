@@ -576,3 +576,12 @@ def test_edits_share_vectors_where_their_order_allows() -> None:
     assert [vector.get("position_indices") for vector in found] == [[1, 2], None, [1, 2]]
     with pytest.raises(InputError, match="takes 448 numbers in a request, and the server allows 447"):
         steering_vectors(places.edits(), {"max_steering_numbers": 447})
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ster.remote import extra
+
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == "httpx" else name)
+    with pytest.raises(InputError, match="needs the extra `remote`, of which httpx cannot be imported") as refused:
+        extra.check_extra()
+    assert refused.value.hint and "pip install '.[remote]'" in refused.value.hint

@@ -18,7 +18,7 @@ from ster.remote.extra import check_extra
 check_extra()
 
 from ster.remote.model import RemoteModel  # noqa: E402
-from ster.remote.server import Server, find_server  # noqa: E402
+from ster.remote.server import find_server  # noqa: E402
 from ster.remote.tokens import Asked, OwnTokens, ServerTokens  # noqa: E402
 from ster.remote.transport import Transport  # noqa: E402
 
@@ -71,7 +71,7 @@ def connect(
         server = find_server(transport, model, wire_dtype)
         asking = ServerTokens(transport, server)
         if own is not None:
-            _compare(asking, own, server)
+            _compare(asking, own, chat=(server.chats, own.chats) if chat_template == "auto" else (False, False))
         chat = server.chats if own is None else own.chats
         return RemoteModel(transport, server, own or asking, None if chat_template == "off" else chat)
     except BaseException:
@@ -101,13 +101,14 @@ def _tokenizer_folder(folder: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(path, path.name, None)
 
 
-def _compare(asking: ServerTokens, own: OwnTokens, server: Server) -> None:
-    """
+def _compare(asking: ServerTokens, own: OwnTokens, *, chat: tuple[bool, bool]) -> None:
+    """chat: whether each has a chat template that is used.
+
     Raises:
         InputError: the tokenizer makes other ids than the server's, or has a chat template where the server has none.
     """
     conversation: list[Message] = [{"role": "user", "content": PROBES[0]}]
     asked: list[Asked] = [(text, False, None) for text in PROBES]
-    asked += [(conversation, True, None)] if server.chats and own.chats else []
-    if list(asking.ids(asked)) != list(own.ids(asked)) or server.chats != own.chats:
+    asked += [(conversation, True, None)] if all(chat) else []
+    if list(asking.ids(asked)) != list(own.ids(asked)) or chat[0] != chat[1]:
         raise InputError("the tokenizer makes other tokens than the server's", "take the folder of the checkpoint that is served")
