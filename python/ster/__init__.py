@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ster.model import load as load
     from ster.pairs import PairSet as PairSet
     from ster.prompts import read_prompts as read_prompts
+    from ster.remote import RemoteModel as RemoteModel
+    from ster.remote import connect as connect
     from ster.steering import Steering as Steering
     from ster.steering import steer as steer
     from ster.steering_artifact import SteeringArtifact as SteeringArtifact
@@ -48,6 +50,7 @@ _WHERE = {
     "Harvest": "ster.harvest",
     "Model": "ster.model",
     "PairSet": "ster.pairs",
+    "RemoteModel": "ster.remote",
     "Selection": "ster.workflow",
     "Steering": "ster.steering",
     "SteeringArtifact": "ster.steering_artifact",
@@ -58,6 +61,7 @@ _WHERE = {
     "TokenActivations": "ster.artifacts",
     "Trace": "ster.trace",
     "__version__": "ster._native",
+    "connect": "ster.remote",
     "evaluate": "ster.evaluation",
     "extract": "ster.workflow",
     "load": "ster.model",
@@ -75,6 +79,7 @@ __all__ = [
     "Harvest",
     "Model",
     "PairSet",
+    "RemoteModel",
     "Selection",
     "Steering",
     "SteeringArtifact",
@@ -85,6 +90,7 @@ __all__ = [
     "TokenActivations",
     "Trace",
     "__version__",
+    "connect",
     "evaluate",
     "extract",
     "harvest",

@@ -16,7 +16,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -29,6 +29,7 @@ from ster.errors import ArtifactError, InputError
 
 SCHEMA_VERSION = 1
 PRODUCT = "ster"
+WIRE = ("wire_dtype", "wire_rounding")
 FORMATS = ("json", "safetensors", "npz")
 Format = Literal["json", "safetensors", "npz"]
 Position = Literal["last", "mean", "all"]
@@ -38,13 +39,14 @@ _WIDTH = "activation vectors must have one finite, consistent width"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where activations come from. `chat_template` is applied, absent or off; `precision` the dtype of the weights as used.
-    Both are None in an artifact read from JSON, which has no place for them."""
+    """Where activations come from. `chat_template` is applied, absent or off; `precision` the dtype of the weights as used; `wire` what
+    values lost on their way from a server. JSON has no place for them: the first two are None, the last is empty."""
 
     model: str
     model_revision: str | None = None
     chat_template: str | None = None
     precision: str | None = None
+    wire: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -243,6 +245,7 @@ def _metadata(source: Provenance, layers: Sequence[int], prompts: Sequence[str],
         "point": "pre_steer",
         "chat_template": source.chat_template,
         "precision": source.precision,
+        **source.wire,
     }
 
 
@@ -267,7 +270,7 @@ def _read_arrays(path: Path, data: bytes) -> tuple[dict[str, NDArray[Any]], dict
             arrays = load(data)
             texts = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
             # Names and revisions are text as they are; `7` is a fine name for a model.
-            plain = ("product", "model", "position", "point", "chat_template", "precision")
+            plain = ("product", "model", "position", "point", "chat_template", "precision", *WIRE)
             metadata = {key: text if key in plain and text != "null" else _json_or_text(text) for key, text in texts.items()}
     except Exception as error:  # zip, header and array errors of two libraries
         raise ArtifactError(f"failed to read {path}: {error}") from None
@@ -292,6 +295,7 @@ def _from_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mappi
         None if revision is None else str(revision),
         metadata.get("chat_template"),
         metadata.get("precision"),
+        {key: str(metadata[key]) for key in WIRE if key in metadata},
     )
     return ActivationArtifact(arrays["activations"], list(metadata["layers"]), list(metadata["prompts"]), source, position)
 

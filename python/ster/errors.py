@@ -40,6 +40,17 @@ class FileError(SterError, OSError):
         SterError.__init__(self, message, hint)
 
 
+class RemoteError(SterError, OSError):
+    """A server that cannot be reached, that refuses, or whose answer does not fit what was asked.
+
+    status: of the HTTP answer, where there was one.
+    """
+
+    def __init__(self, message: str, hint: str | None = None, *, status: int | None = None) -> None:
+        SterError.__init__(self, message, hint)
+        self.status = status
+
+
 class LayerError(InputError):
     """A layer the model does not have."""
 

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from ster.abstract_model import AbstractModel
 from ster.artifacts import SCHEMA_VERSION
 from ster.errors import InputError
 from ster.layers import Layers, parse_layers
-from ster.likelihood import Damage, SideLikelihoods, Variant, damage, side_likelihoods
-from ster.model import Model
+from ster.likelihood import Damage, SideLikelihoods, Variant
 from ster.pairs_lint import groups
 from ster.progress import Progress, reporter
 from ster.prompts import check_prompts
@@ -65,7 +65,10 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class StrengthReport:
-    """One strength; the figures are those of the module's head. multipliers: layer -> what its vector is multiplied by."""
+    """One strength; the figures are those of the module's head. multipliers: layer -> what its vector is multiplied by.
+
+    mean_kl, within_max_kl: None over a server, which does not tell whole distributions.
+    """
 
     strength: float
     multipliers: dict[int, float]
@@ -74,9 +77,9 @@ class StrengthReport:
     mean_shift: float
     mean_shift_interval: Interval | None
     mean_shift_per_token: float
-    mean_kl: float
+    mean_kl: float | None
     perplexity_ratio: float
-    within_max_kl: bool
+    within_max_kl: bool | None
     picked: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,7 +135,7 @@ class EvaluationReport:
 
 
 def evaluate(
-    model: Model,
+    model: AbstractModel,
     pairs: Pairs,
     artifact: SteeringArtifact,
     strengths: Sequence[float] | None = None,
@@ -255,13 +258,13 @@ def _check_strengths(strengths: Sequence[float] | None) -> list[float]:
 
 
 def _measure(
-    model: Model, tokens: Sequence[PairTokens], texts: Sequence[list[int]], variants: Sequence[Variant], progress: Progress
+    model: AbstractModel, tokens: Sequence[PairTokens], texts: Sequence[list[int]], variants: Sequence[Variant], progress: Progress
 ) -> tuple[SideLikelihoods, Damage]:
     """Both measurements under one bar, in texts run."""
     sides, neutral = len(tokens) * len(variants), len(texts) * len(variants)
     with reporter(progress, "steer") as report:
-        likelihoods = side_likelihoods(model, tokens, variants, lambda done, _: report(done, sides + neutral))
-        return likelihoods, damage(model, texts, variants, lambda done, _: report(sides + done, sides + neutral))
+        likelihoods = model.side_likelihoods(tokens, variants, lambda done, _: report(done, sides + neutral))
+        return likelihoods, model.damage(texts, variants, lambda done, _: report(sides + done, sides + neutral))
 
 
 def _reports(
@@ -290,9 +293,9 @@ def _reports(
                 mean_shift=float(shifts.mean()),
                 mean_shift_interval=mean_interval(group_means(shifts, together)),
                 mean_shift_per_token=float((each[i, :, 0] - each[i, :, 1]).mean()),
-                mean_kl=float(found.kl[i]),
+                mean_kl=None if found.kl is None else float(found.kl[i]),
                 perplexity_ratio=float(found.perplexity_ratio[i]),
-                within_max_kl=bool(found.kl[i] <= max_kl),
+                within_max_kl=None if found.kl is None else bool(found.kl[i] <= max_kl),
             )
         )
     allowed = [row for row in rows if row.within_max_kl and row.mean_shift != 0.0]
@@ -304,15 +307,17 @@ def _cautions(rows: Sequence[StrengthReport], max_kl: float) -> list[str]:
     """What a reader of the table might miss."""
     notes = []
     best = next((row for row in rows if row.picked), None)
-    if best is None and any(row.within_max_kl for row in rows):
+    kls = [(row.mean_kl, row.strength) for row in rows if row.mean_kl is not None]
+    if not kls:
+        notes.append("the KL is left out and no strength is picked: a server does not tell whole distributions; judge by the perplexity")
+    elif best is None and any(row.within_max_kl for row in rows):
         notes.append("no strength within the limit moves these pairs at all")
     elif best is None:
-        least = min(rows, key=lambda row: row.mean_kl)
+        least, at = min(kls, key=lambda each: each[0])
         notes.append(
-            f"no strength keeps the damage within {max_kl:g} nats; the smallest is {least.mean_kl:.3g} at strength {least.strength:g}:"
-            " try smaller strengths"
+            f"no strength keeps the damage within {max_kl:g} nats; the smallest is {least:.3g} at strength {at:g}: try smaller strengths"
         )
-    elif best.share <= 0.5:
+    elif best is not None and best.share <= 0.5:
         notes.append("no strength within the limit moves more than half of the pairs towards their positive side")
     if best is not None and best.strength < 0.0:
         notes.append("the picked strength is negative: on these pairs, adding the vector moves the model towards the negative sides")
@@ -328,9 +333,9 @@ def _cautions(rows: Sequence[StrengthReport], max_kl: float) -> list[str]:
     return notes
 
 
-def _unknown_words(model: Model, texts: Sequence[list[int]]) -> list[str]:
+def _unknown_words(model: AbstractModel, texts: Sequence[list[int]]) -> list[str]:
     """A tokenizer of few words reads ordinary sentences as rows of the unknown token."""
-    unknown = model.tokenizer.unknown_id
+    unknown = model.unknown_id
     total = sum(map(len, texts))
     count = sum(ids.count(unknown) for ids in texts) if unknown is not None else 0
     if 2 * count <= total:

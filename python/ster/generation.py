@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from ster import _native
 from ster.errors import InputError
-from ster.layers import Layers, parse_layers
 from ster.trace import Point, Trace
 
 if TYPE_CHECKING:
@@ -170,11 +169,10 @@ def stream(
     prompt_ids: Sequence[int],
     edits: Sequence[_native.Edit],
     settings: Settings,
-    layers: Layers | None,
+    layers: Sequence[int] | None,
     point: Point,
 ) -> Iterator[Step]:
     """Tokens as they come. The caller has refused what can be refused."""
-    chosen = [] if layers is None else parse_layers(layers, model.layer_count)
     seed = secrets.randbits(63) if settings.seed is None else settings.seed
     engine, tokenizer = model.engine, model.tokenizer
     allowed = min(model.vocab_size, tokenizer.size)
@@ -188,7 +186,7 @@ def stream(
         if again:
             cache, run = engine.cache(), text
         sequence = _native.Sequence(
-            np.array(run, dtype=np.uint32), cache=cache, steering=edits, layers=chosen, rows="all", point=point, logits="last"
+            np.array(run, dtype=np.uint32), cache=cache, steering=edits, layers=layers or (), rows="all", point=point, logits="last"
         )
         output = model.forward([sequence], ["the text"])[0]
         assert output.logits is not None
@@ -213,7 +211,7 @@ def outgrown(engine: _native.Engine, cache: _native.Cache) -> bool:
     return switch is not None and cache.length == switch
 
 
-def collect(model: Model, prompt_ids: Sequence[int], steps: Iterator[Step], layers: Layers | None, point: Point) -> Generation:
+def collect(model: Model, prompt_ids: Sequence[int], steps: Iterator[Step], layers: Sequence[int] | None, point: Point) -> Generation:
     """All of a stream in one piece."""
     ids: list[int] = []
     parts: list[str] = []
@@ -231,7 +229,7 @@ def collect(model: Model, prompt_ids: Sequence[int], steps: Iterator[Step], laye
     if layers is not None:
         ran = [*prompt_ids, *ids[:-1]]
         names = [model.tokenizer.piece(token) for token in ran]
-        trace = Trace(ran, names, parse_layers(layers, model.layer_count), np.concatenate(rows, axis=1), None, point, steered)
+        trace = Trace(ran, names, list(layers), np.concatenate(rows, axis=1), None, point, steered)
     return Generation("".join(parts), ids, last.finish_reason, list(prompt_ids), last.seed, trace, steered)
 
 

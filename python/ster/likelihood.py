@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,11 @@ from ster import _native
 from ster._batches import plan_batches
 from ster._prefixes import common_prefix
 from ster.capture import BATCH_TOKENS
-from ster.model import Model
 from ster.progress import Report
 from ster.sides import PairTokens, side_name
+
+if TYPE_CHECKING:
+    from ster.model import Model
 
 LOGIT_BYTES = 64 << 20
 BLOCK = 32  # rows at a time in float64
@@ -37,13 +40,14 @@ class SideLikelihoods:
 
 @dataclass(frozen=True)
 class Damage:
-    """Per variant but the first, float64 `[variants - 1]`. kl: mean over all rows of `KL(first || variant)`, nats.
+    """Per variant but the first, float64 `[variants - 1]`. kl: mean over all rows of `KL(first || variant)`, nats; None where it cannot be
+    had, see `ster.remote.likelihood`.
 
     perplexity_ratio: perplexity of the texts under the variant, divided by that under the first. perplexity: under the first.
     rows, scored: rows compared for kl; tokens predicted for the perplexity.
     """
 
-    kl: NDArray[np.float64]
+    kl: NDArray[np.float64] | None
     perplexity_ratio: NDArray[np.float64]
     perplexity: float
     rows: int

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ster.model import Model
+from ster.abstract_model import AbstractModel
 from ster.pairs import PairSet, Side
 from ster.progress import Progress
 
@@ -26,7 +26,7 @@ def as_pair_set(pairs: Pairs) -> PairSet:
     return pairs if isinstance(pairs, PairSet) else PairSet(pairs)  # type: ignore[arg-type]  # which makes pairs of tuples
 
 
-def pair_tokens(model: Model, pairs: PairSet) -> list[PairTokens]:
+def pair_tokens(model: AbstractModel, pairs: PairSet) -> list[PairTokens]:
     """The ids of both sides of every pair, all of them checked before anything runs.
 
     A text is a prompt as everywhere in Ster: one user turn where the model's chat template is applied, raw text otherwise. Messages go
@@ -41,7 +41,7 @@ def pair_tokens(model: Model, pairs: PairSet) -> list[PairTokens]:
 
 
 def pair_activations(
-    model: Model, tokens: Sequence[PairTokens], layers: Sequence[int], *, progress: Progress = None
+    model: AbstractModel, tokens: Sequence[PairTokens], layers: Sequence[int], *, progress: Progress = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Positive and negative, each float32 `[pairs, layers, hidden]`: the last token's residual stream, unsteered.
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 
 from ster import _native
 from ster import steering_artifact as keys
+from ster.abstract_model import AbstractModel
 from ster.artifacts import ActivationArtifact, Position, TokenActivations
 from ster.directions import DEFAULT_SEARCH, fit, parse_method
 from ster.errors import InputError, SterWarning
@@ -17,7 +18,6 @@ from ster.evaluation import EvaluationReport as EvaluationReport
 from ster.evaluation import evaluate as evaluate
 from ster.layers import Layers, parse_layers
 from ster.layers import spans as spans
-from ster.model import Model
 from ster.pairs import PairSet
 from ster.pairs_lint import groups
 from ster.progress import Progress, reporter
@@ -28,7 +28,7 @@ from ster.steering_artifact import LayerVector, SteeringArtifact
 
 @overload
 def extract(
-    model: Model,
+    model: AbstractModel,
     prompts: Iterable[str],
     layers: Layers = "all",
     *,
@@ -39,7 +39,7 @@ def extract(
 
 @overload
 def extract(
-    model: Model,
+    model: AbstractModel,
     prompts: Iterable[str],
     layers: Layers = "all",
     *,
@@ -50,7 +50,7 @@ def extract(
 
 @overload
 def extract(
-    model: Model,
+    model: AbstractModel,
     prompts: Iterable[str],
     layers: Layers = "all",
     *,
@@ -60,18 +60,20 @@ def extract(
 
 
 def extract(
-    model: Model,
+    model: AbstractModel,
     prompts: Iterable[str],
     layers: Layers = "all",
     *,
     position: Position = "last",
     progress: Progress = None,
 ) -> ActivationArtifact | TokenActivations:
-    """Activations of `prompts`, ready to save: `ster extract` is this call and `.save`. See `Model.activations`."""
+    """Activations of `prompts`, ready to save: `ster extract` is this call and `.save`. See `ster.Model.activations`."""
     return model.activations(prompts, layers, position=position, progress=progress)
 
 
-def train(model: Model, pairs: Pairs, layers: Layers = "all", *, method: str = "caa", progress: Progress = None) -> SteeringArtifact:
+def train(
+    model: AbstractModel, pairs: Pairs, layers: Layers = "all", *, method: str = "caa", progress: Progress = None
+) -> SteeringArtifact:
     """A direction per layer from contrastive pairs: unit vectors that point to more of the trait.
 
     One pass over all sides reads every layer, at the last token, before any steering (see `ster.sides` for how a side is tokenised and
@@ -127,7 +129,7 @@ class Selection:
 
 
 def optimize(
-    model: Model,
+    model: AbstractModel,
     pairs: Pairs,
     layers: Layers = "all",
     *,
@@ -217,8 +219,9 @@ def _ties(ranking: Ranking) -> list[str]:
 
 
 def _artifact(
-    model: Model, pairs: PairSet, method: str, vectors: Sequence[LayerVector], norms: Mapping[int, float], progress: Progress
+    model: AbstractModel, pairs: PairSet, method: str, vectors: Sequence[LayerVector], norms: Mapping[int, float], progress: Progress
 ) -> SteeringArtifact:
+    hashes = {keys.WEIGHTS_HASH: model.hash_weights(progress), keys.TOKENIZER_HASH: model.tokenizer_hash}
     return SteeringArtifact(
         model=model.name,
         model_revision=model.revision,
@@ -229,12 +232,12 @@ def _artifact(
         precision=model.precision,
         chat_template=model.chat_template,
         metadata={
-            keys.WEIGHTS_HASH: model.hash_weights(progress),
-            keys.TOKENIZER_HASH: model.tokenizer_hash,
+            **{key: value for key, value in hashes.items() if value is not None},
             keys.PAIRS_HASH: pairs.content_hash,
             "pairs": str(len(pairs)),
             keys.STER_VERSION: _native.__version__,
             keys.TOKEN_RULE: TOKEN_RULE,
+            **model.wire,
             **{f"{keys.RESIDUAL_NORM}.{layer}": f"{norm:.6g}" for layer, norm in norms.items()},
         },
     )

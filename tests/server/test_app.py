@@ -118,6 +118,42 @@ def test_tokens_and_back(toy: Client, byte_model: object) -> None:
     assert (info["bos_token"], info["eos_token"], info["chat_template"]) == ("<s>", "</s>", None)
 
 
+def test_a_conversation_is_tokenised_as_a_chat_is(chatting: Path) -> None:
+    model = ster.load(chatting)
+    messages = [{"role": "user", "content": "the sea"}, {"role": "assistant", "content": [{"type": "text", "text": "calm"}]}]
+    with running({"chat": lambda: model}) as client:
+        ask = lambda **fields: client.post("/tokenize", json=fields)  # noqa: E731
+        for opened in (True, False, None):
+            plain = [{"role": "user", "content": "the sea"}, {"role": "assistant", "content": "calm"}]
+            expected = model.chat_tokens(plain, add_generation_prompt=opened)
+            assert ask(messages=messages, add_generation_prompt=opened).json()["tokens"] == expected
+        assert ask(messages=messages[:1]).json()["tokens"] == model.prompt_tokens("the sea")
+        chat = client.post(
+            "/v1/chat/completions", json={"model": "chat", "messages": messages[:1], "max_tokens": 1, "return_token_ids": True}
+        )
+        assert ask(messages=messages[:1]).json()["tokens"] == chat.json()["prompt_token_ids"]
+        for fields, param in [
+            ({}, "prompt"),
+            ({"prompt": "the sea", "messages": messages}, "messages"),
+            ({"prompt": "the sea", "add_generation_prompt": True}, "add_generation_prompt"),
+            ({"messages": [{"role": "user", "content": "the sea " * 200}]}, "messages"),
+        ]:
+            assert error_of(ask(**fields)) == (400, "invalid_request", param)
+
+
+def test_a_conversation_needs_a_template(toy: Client) -> None:
+    refused = toy.post("/tokenize", json={"messages": [{"role": "user", "content": "the sea"}]})
+    assert error_of(refused) == (400, "chat_completions_unsupported", "model")
+
+
+def test_the_model_says_what_it_is(toy: Client, toy_model: ster.Model) -> None:
+    found = toy.get("/v1/models/toy").json()["capabilities"]
+    assert (found["precision"], found["unknown_token_id"]) == ("f32", toy_model.tokenizer.unknown_id) and "revision" not in found
+    assert (found["config_hash"], found["tokenizer_hash"]) == (toy_model.config_hash, toy_model.tokenizer_hash)
+    assert toy.get("/v1/models/toy/weights_hash").json()["weights_hash"] == toy_model.weights_hash
+    assert error_of(toy.get("/v1/models/other/weights_hash"))[0] == 404
+
+
 def test_special_tokens_are_added_to_text_and_read_in_it(byte_model: object) -> None:
     folder: Path = byte_model(bos=True)  # type: ignore[operator]
     with running({"bytes": folder}, Settings()) as client:

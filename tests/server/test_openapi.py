@@ -234,6 +234,7 @@ def test_paths_methods_and_statuses() -> None:
         ("/v1/models/{id}", "get"),
         ("/v1/models/{id}/status", "get"),
         ("/v1/usage", "get"),
+        ("/v1/models/{id}/weights_hash", "get"),
         ("/tokenize", "post"),
         ("/detokenize", "post"),
         ("/tokenizer_info", "get"),
@@ -317,6 +318,7 @@ def test_real_answers_are_as_described(toy: Client, chatting: Path, toy_model: s
     check("ModelList", toy.get("/v1/models"))
     check("ModelEntry", toy.get("/v1/models/toy"))
     check("ModelStatus", toy.get("/v1/models/toy/status"))
+    check("WeightsHash", toy.get("/v1/models/toy/weights_hash"))
     check("Tokens", toy.post("/tokenize", json={"prompt": "the sea"}))
     check("Text", toy.post("/detokenize", json={"tokens": [5, 6]}))
     check("TokenizerInfo", toy.get("/tokenizer_info"))

@@ -11,15 +11,21 @@ import typer
 
 from ster.cli import console
 from ster.cli.options import (
+    ApiKeyOption,
     ChatChoice,
     ChatOption,
+    ConcurrencyOption,
+    EndpointOption,
     LayersOption,
     ModelOption,
     PrecisionChoice,
     PrecisionOption,
+    Remote,
     RevisionOption,
     ThreadsOption,
-    open_model,
+    TokenizerOption,
+    WireOption,
+    open_any,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +45,8 @@ class FormatChoice(str, Enum):
 
 
 def extract(
-    model: ModelOption,
+    *,
+    model: ModelOption = None,
     prompts: Annotated[
         Path,
         typer.Option(
@@ -60,6 +67,11 @@ def extract(
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
     threads: ThreadsOption = None,
+    endpoint: EndpointOption = None,
+    api_key: ApiKeyOption = None,
+    concurrency: ConcurrencyOption = None,
+    wire_dtype: WireOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Read the residual stream after every chosen block, for every prompt.
 
@@ -82,7 +94,8 @@ def extract(
     else:
         check_writable(Path(target), prompts)
 
-    opened = open_model(model, revision, precision, chat_template, threads)
+    remote = Remote(endpoint, api_key, concurrency, wire_dtype, tokenizer)
+    opened = open_any(model, revision, precision, chat_template, threads, remote)
     artifact = opened.activations(texts, layers, position=position.value, progress=True)
     if target == "-":
         console.data_bytes(lambda file: artifact.write(file, chosen))

@@ -11,26 +11,33 @@ import typer
 
 from ster.cli import console
 from ster.cli.options import (
+    ApiKeyOption,
     ChatChoice,
     ChatOption,
+    ConcurrencyOption,
+    EndpointOption,
     ModelOption,
     PrecisionChoice,
     PrecisionOption,
+    Remote,
     RevisionOption,
     ThreadsOption,
-    open_model,
+    TokenizerOption,
+    WireOption,
+    open_any,
 )
 from ster.cli.tables import count
 from ster.cli.vector_evaluate import SomeLayersOption, UnitsChoice, UnitsOption
 
 if TYPE_CHECKING:
+    from ster.abstract_model import AbstractModel, Prompt
     from ster.generation import Generation
-    from ster.model import Model, Prompt
     from ster.steering import Steering
 
 
 def generate(
-    model: ModelOption,
+    *,
+    model: ModelOption = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Text to continue, or to answer.")] = None,
     prompts: Annotated[
         Path | None, typer.Option("--prompts", metavar="FILE", help="A file of prompts, as for `ster extract`; prints JSON lines.")
@@ -65,6 +72,11 @@ def generate(
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
     threads: ThreadsOption = None,
+    endpoint: EndpointOption = None,
+    api_key: ApiKeyOption = None,
+    concurrency: ConcurrencyOption = None,
+    wire_dtype: WireOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Continue a prompt, steered by any number of vectors.
 
@@ -100,7 +112,8 @@ def generate(
     }
     Settings(**settings)
 
-    opened = open_model(model, revision, precision, chat_template, threads)
+    remote = Remote(endpoint, api_key, concurrency, wire_dtype, tokenizer)
+    opened = open_any(model, revision, precision, chat_template, threads, remote)
     steering: Steering | None = None
     applied, total = [], 0.0
     for artifact, factor in zip(artifacts, strengths, strict=True):
@@ -156,7 +169,7 @@ def _prompt(text: str, system: str | None) -> Prompt:
     return text if system is None else [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
-def _print_text(model: Model, prompt: Prompt, steering: Steering | None, settings: dict[str, Any]) -> None:
+def _print_text(model: AbstractModel, prompt: Prompt, steering: Steering | None, settings: dict[str, Any]) -> None:
     if not sys.stdout.isatty():
         console.data(model.generate(prompt, steering, **settings).text)
         return
@@ -167,7 +180,7 @@ def _print_text(model: Model, prompt: Prompt, steering: Steering | None, setting
         console.data("")
 
 
-def _print_both(model: Model, prompt: Prompt, steering: Steering | None, label: str, settings: dict[str, Any]) -> None:
+def _print_both(model: AbstractModel, prompt: Prompt, steering: Steering | None, label: str, settings: dict[str, Any]) -> None:
     plain = model.generate(prompt, **settings)
     steered = model.generate(prompt, steering, **settings)
     if not sys.stdout.isatty():
@@ -185,7 +198,13 @@ def _print_both(model: Model, prompt: Prompt, steering: Steering | None, label: 
 
 
 def _print_json(
-    model: Model, text: str, prompt: Prompt, steering: Steering | None, compare: bool, settings: dict[str, Any], chosen: dict[str, Any]
+    model: AbstractModel,
+    text: str,
+    prompt: Prompt,
+    steering: Steering | None,
+    compare: bool,
+    settings: dict[str, Any],
+    chosen: dict[str, Any],
 ) -> None:
     """chosen: the steering in words, for the document."""
     import orjson

@@ -12,14 +12,20 @@ import typer
 
 from ster.cli import console
 from ster.cli.options import (
+    ApiKeyOption,
     ChatChoice,
     ChatOption,
+    ConcurrencyOption,
+    EndpointOption,
     ModelOption,
     PrecisionChoice,
     PrecisionOption,
+    Remote,
     RevisionOption,
     ThreadsOption,
-    open_model,
+    TokenizerOption,
+    WireOption,
+    open_any,
 )
 
 
@@ -36,7 +42,8 @@ class HarvestFormat(str, Enum):
 
 
 def harvest(
-    model: ModelOption,
+    *,
+    model: ModelOption = None,
     prompts: Annotated[
         Path,
         typer.Option("--prompts", "--input", "-p", metavar="FILE", help="JSON, .jsonl, .txt (one a line), .csv, .tsv or .parquet."),
@@ -73,6 +80,11 @@ def harvest(
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
     threads: ThreadsOption = None,
+    endpoint: EndpointOption = None,
+    api_key: ApiKeyOption = None,
+    concurrency: ConcurrencyOption = None,
+    wire_dtype: WireOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Read the residual stream of any number of prompts into files.
 
@@ -95,7 +107,8 @@ def harvest(
     open_source(prompts, column)
     disk.check_folder(output)
 
-    opened = open_model(model, revision, precision, chat_template, threads)
+    remote = Remote(endpoint, api_key, concurrency, wire_dtype, tokenizer)
+    opened = open_any(model, revision, precision, chat_template, threads, remote)
     # Ray prints messages of its own, and stdout is for the result.
     with contextlib.nullcontext() if ray is None else contextlib.redirect_stdout(sys.stderr):
         found = run(

@@ -10,17 +10,23 @@ import typer
 
 from ster.cli import console
 from ster.cli.options import (
+    ApiKeyOption,
     ChatChoice,
     ChatOption,
+    ConcurrencyOption,
+    EndpointOption,
     JsonOption,
     ModelOption,
     PairsOption,
     PrecisionChoice,
     PrecisionOption,
+    Remote,
     RevisionOption,
     ThreadsOption,
+    TokenizerOption,
     VectorArgument,
-    open_model,
+    WireOption,
+    open_any,
     read_numbers,
 )
 from ster.cli.tables import bar, count, interval, number, spans, table
@@ -51,7 +57,8 @@ SomeLayersOption = Annotated[
 
 
 def evaluate(
-    model: ModelOption,
+    *,
+    model: ModelOption = None,
     pairs: PairsOption,
     vector: VectorArgument,
     strengths: Annotated[
@@ -73,6 +80,11 @@ def evaluate(
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
     threads: ThreadsOption = None,
+    endpoint: EndpointOption = None,
+    api_key: ApiKeyOption = None,
+    concurrency: ConcurrencyOption = None,
+    wire_dtype: WireOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Score a vector on pairs it was not trained on; with --strengths, steer with it and measure effect and damage.
 
@@ -99,7 +111,8 @@ def evaluate(
     if output is not None:
         check_output(output, pairs, vector, *([] if neutral is None else [neutral]))
 
-    opened = open_model(model, revision, precision, chat_template, threads)
+    remote = Remote(endpoint, api_key, concurrency, wire_dtype, tokenizer)
+    opened = open_any(model, revision, precision, chat_template, threads, remote)
     report = workflow.evaluate(
         opened, pair_set, artifact, wanted, layers=layers, neutral=texts, max_kl=max_kl, units=units.value, progress=True
     )

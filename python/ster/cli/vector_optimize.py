@@ -8,17 +8,23 @@ import typer
 
 from ster.cli import console
 from ster.cli.options import (
+    ApiKeyOption,
     ChatChoice,
     ChatOption,
+    ConcurrencyOption,
+    EndpointOption,
     JsonOption,
     LayersOption,
     ModelOption,
     PairsOption,
     PrecisionChoice,
     PrecisionOption,
+    Remote,
     RevisionOption,
     ThreadsOption,
-    open_model,
+    TokenizerOption,
+    WireOption,
+    open_any,
 )
 from ster.cli.tables import bar, count, interval, number, table
 from ster.cli.vector_train import DEFAULT_OUTPUT, OutputOption
@@ -29,7 +35,8 @@ if TYPE_CHECKING:
 
 
 def optimize(
-    model: ModelOption,
+    *,
+    model: ModelOption = None,
     pairs: PairsOption,
     output: OutputOption = DEFAULT_OUTPUT,
     layers: LayersOption = "all",
@@ -46,6 +53,11 @@ def optimize(
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
     threads: ThreadsOption = None,
+    endpoint: EndpointOption = None,
+    api_key: ApiKeyOption = None,
+    concurrency: ConcurrencyOption = None,
+    wire_dtype: WireOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Find the method and layer that do best on held-out pairs, and write that vector, fitted on all pairs.
 
@@ -67,7 +79,8 @@ def optimize(
     split_pairs(pair_set, holdout=holdout, folds=folds)
     check_output(output, pairs, report_on_stdout=bool(as_json))
 
-    opened = open_model(model, revision, precision, chat_template, threads)
+    remote = Remote(endpoint, api_key, concurrency, wire_dtype, tokenizer)
+    opened = open_any(model, revision, precision, chat_template, threads, remote)
     found = workflow.optimize(opened, pair_set, layers, methods=names, holdout=holdout, folds=folds, seed=seed, progress=True)
     write_output(output, found.artifact.to_json())
     for note in found.ranking.notes:

@@ -8,16 +8,22 @@ import typer
 
 from ster.cli import console
 from ster.cli.options import (
+    ApiKeyOption,
     ChatChoice,
     ChatOption,
+    ConcurrencyOption,
+    EndpointOption,
     LayersOption,
     ModelOption,
     PairsOption,
     PrecisionChoice,
     PrecisionOption,
+    Remote,
     RevisionOption,
     ThreadsOption,
-    open_model,
+    TokenizerOption,
+    WireOption,
+    open_any,
 )
 from ster.cli.tables import bar, count, number, table
 
@@ -29,7 +35,8 @@ OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="FILE", hel
 
 
 def train(
-    model: ModelOption,
+    *,
+    model: ModelOption = None,
     pairs: PairsOption,
     output: OutputOption = DEFAULT_OUTPUT,
     layers: LayersOption = "all",
@@ -42,6 +49,11 @@ def train(
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
     threads: ThreadsOption = None,
+    endpoint: EndpointOption = None,
+    api_key: ApiKeyOption = None,
+    concurrency: ConcurrencyOption = None,
+    wire_dtype: WireOption = None,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Learn a direction per layer from contrastive pairs.
 
@@ -60,7 +72,8 @@ def train(
     pair_set = PairSet.load(pairs)
     check_output(output, pairs, report_on_stdout=as_json)
 
-    opened = open_model(model, revision, precision, chat_template, threads)
+    remote = Remote(endpoint, api_key, concurrency, wire_dtype, tokenizer)
+    opened = open_any(model, revision, precision, chat_template, threads, remote)
     artifact = workflow.train(opened, pair_set, layers, method=method, progress=True)
     write_output(output, artifact.to_json())
     console.note(layer_table(artifact))

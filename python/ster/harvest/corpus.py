@@ -7,6 +7,7 @@ import hashlib
 import os
 import warnings
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,8 +148,16 @@ def _read(
 
 
 def _tokens(model: Readable, source: Source) -> Iterator[tuple[int, list[int], str]]:
-    for number, text in source.prompts():
-        yield number, model.checked_tokens(text, source.name(number)), text
+    waiting: deque[tuple[int, str]] = deque()  # asked for, and their ids have yet to come
+
+    def prompts() -> Iterator[tuple[str, str]]:
+        for number, text in source.prompts():
+            waiting.append((number, text))
+            yield text, source.name(number)
+
+    for ids in model.tokenise(prompts()):
+        number, text = waiting.popleft()
+        yield number, ids, text
 
 
 def _is_full(shard: Shard, length: int, rows: int, row_bytes: int, shard_size: int | None) -> bool:

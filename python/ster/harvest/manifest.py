@@ -42,6 +42,7 @@ ARGUMENTS = {
     "model_revision": "revision",
     "precision": "precision",
     "chat_template": "chat template",
+    "wire_dtype": "wire dtype",
     "layer_indices": "layers",
     "positions": "positions",
     "dtype": "dtype",
@@ -58,7 +59,9 @@ OTHERS = {
 }
 
 
-def make_plan(model: Readable, form: Form, directions: Directions | None, shard_size: int | None, weights_hash: str) -> dict[str, Any]:
+def make_plan(
+    model: Readable, form: Form, directions: Directions | None, shard_size: int | None, weights_hash: str | None
+) -> dict[str, Any]:
     """All of the plan but the prompts, which `add_prompts` adds."""
     width = "n_directions" if directions else "hidden"
     stored = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}[form.dtype]
@@ -72,6 +75,7 @@ def make_plan(model: Readable, form: Form, directions: Directions | None, shard_
         "tokenizer_hash": model.tokenizer_hash,
         "precision": model.precision,
         "chat_template": model.chat_template,
+        **model.wire,
         "add_special_tokens": model.adds_special_tokens,
         "layer_indices": list(form.layers),
         "hidden_size": model.hidden_size,
@@ -140,6 +144,7 @@ def refuse_changes(folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any
 def _flat(plan: Mapping[str, Any]) -> dict[str, Any]:
     flat = dict(plan)
     flat["ster"] = flat.pop("versions", {}).get("ster")
+    flat.setdefault("wire_dtype", None)
     flat["positions"] = flat.get("capture", {}).get("positions")
     return flat
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ster._files import make_folder
 from ster._safetensors import safetensors_chunks
-from ster.errors import FileError, InputError
+from ster.errors import FileError, InputError, RemoteError
 from ster.harvest import disk, on_ray
 from ster.harvest.compute import Computing, Here
 from ster.harvest.corpus import Corpus, Shard, read_corpus
@@ -84,7 +84,7 @@ def harvest(
         InputError: prompts, layers or options that cannot be used, before the first pass; other arguments than the folder was begun with;
             another process at work on it; a value that f16 or bf16 cannot hold.
         FileError: a file that cannot be read or written, as on a full disk; the folder can then be gone on with.
-        NonFiniteError: NaN or infinity in the model, by layer, token and prompt.
+        NonFiniteError: NaN or infinity in the model, by layer, token and prompt. RemoteError: its server is gone.
         WorkerError: no Ray cluster there, or a worker without the same model and Ster, or that died again and again.
         KeyboardInterrupt: within a second of Ctrl-C, after the shard that is being written.
     """
@@ -218,7 +218,7 @@ class _Work:
             with ThreadPoolExecutor(1, thread_name_prefix="ster-harvest") as writer:
                 self._shards(writer)
             self._end()
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, RemoteError):
             self.show.note(f"{self.ready} of {len(self.corpus.shards)} shards are on disk; the same command goes on from there")
             raise
         self.show.end()

@@ -171,6 +171,11 @@ class Capabilities(Answer):
     prompt_logprobs_full_vocab: bool
     chat_template: bool
     bos_token_id: int = maybe("Where there is one.")
+    unknown_token_id: int = maybe("Where there is one.")
+    precision: str = Field(description="Dtypes of the weights as they run, such as bf16 or f32+q4_k.")
+    revision: str = maybe("The commit, where that is known.")
+    config_hash: str = Field(description="SHA-256 over the checkpoint's config.")
+    tokenizer_hash: str = Field(description="SHA-256 over the tokenizer and the chat template.")
     max_capture_numbers: int
     max_steering_numbers: int
     max_steering_vectors: int
@@ -212,6 +217,12 @@ class ModelStatus(Answer):
     load_seconds: float = maybe("What the last load took.")
     retry_at: float = maybe("It has failed: a request from then on tries again.")
     unloads_at: float = maybe("It is not used, and will be unloaded then if nobody asks.")
+
+
+class WeightsHash(Answer):
+    id: str
+    object: Literal["model.weights_hash"]
+    weights_hash: str = Field(description="SHA-256 over every weight, whatever the files are called.")
 
 
 class Tokens(Answer):

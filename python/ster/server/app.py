@@ -24,6 +24,7 @@ from ster.server.completions import completions
 from ster.server.errors import ApiError, method_not_allowed, not_found, shutting_down
 from ster.server.guard import Guard
 from ster.server.harvests.routes import Harvests, harvest_file, harvest_list, one_harvest
+from ster.server.hashes import weights_hash
 from ster.server.jobs.routes import job_list, one_job
 from ster.server.jobs.runner import Runner
 from ster.server.longpoll import LongPolls
@@ -100,6 +101,7 @@ ROUTES = [
     Route("/v1/jobs/{id}", one_job, methods=["GET", "DELETE"]),
     Route("/v1/models", list_models),
     Route("/v1/models/{id:path}/status", model_status),
+    Route("/v1/models/{id:path}/weights_hash", weights_hash),
     Route("/v1/models/{id:path}", get_model),
     Route("/v1/usage", usage_page),
     Route("/tokenize", tokenize, methods=["POST"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,7 +14,7 @@ from ster.server.form import Json
 from ster.server.loaded import Loaded
 from ster.server.plan import Plan, Prompt, make_plan, sentence
 from ster.server.respond import respond
-from ster.server.schema import ChatRequest
+from ster.server.schema import ChatMessage, ChatRequest
 from ster.server.scores import chat_logprobs, prompt_logprobs
 from ster.server.settings import Settings
 from ster.server.texts import prompt_ids
@@ -41,16 +43,16 @@ def _prompt(loaded: Loaded, settings: Settings, asked: ChatRequest) -> Prompt:
         raise chat_completions_unsupported()
     encode = lambda text: prompt_ids(loaded, settings, text, special_tokens=False, param="messages")  # noqa: E731
     try:
-        ids = loaded.model.chat_tokens(_conversation(asked), add_generation_prompt=asked.add_generation_prompt, encode=encode)
+        ids = loaded.model.chat_tokens(conversation(asked.messages), add_generation_prompt=asked.add_generation_prompt, encode=encode)
         return Prompt(tuple(ids))
     except SterError as error:
         raise invalid(sentence(error), "messages") from None
 
 
-def _conversation(asked: ChatRequest) -> list[dict[str, str]]:
+def conversation(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     """The messages as chat templates take them."""
-    texts = [each.content if isinstance(each.content, str) else "".join(part.text for part in each.content) for each in asked.messages]
-    return [{"role": message.role, "content": text} for message, text in zip(asked.messages, texts, strict=True)]
+    texts = [each.content if isinstance(each.content, str) else "".join(part.text for part in each.content) for each in messages]
+    return [{"role": message.role, "content": text} for message, text in zip(messages, texts, strict=True)]
 
 
 class ChatForm:

@@ -80,6 +80,10 @@ def capabilities(loaded: Loaded, settings: Settings) -> dict[str, Any]:
     bos_id = loaded.model.engine.bos_token_id if bos is None else loaded.model.tokenizer.id_of(bos)
     if bos_id is not None:
         found["bos_token_id"] = bos_id
+    model = loaded.model
+    known = {"precision": model.precision, "revision": model.revision, "unknown_token_id": model.unknown_id}
+    found |= {name: value for name, value in known.items() if value is not None}
+    found |= {"config_hash": model.config_hash, "tokenizer_hash": model.tokenizer_hash}
     for name in CAPS:
         found[name] = getattr(settings, name)
     cap = settings.text_cap(facts.context)

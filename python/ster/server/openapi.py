@@ -26,6 +26,7 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     answers.ModelList,
     answers.ModelEntry,
     answers.ModelStatus,
+    answers.WeightsHash,
     answers.Tokens,
     answers.Text,
     answers.TokenizerInfo,
@@ -164,7 +165,13 @@ def _paths(models: tuple[str, ...]) -> Json:
         **_job_paths(),
         **_harvest_paths(),
         "/v1/usage": {"get": _get("usage", "What the caller's API key has spent, holds and has left", answers.KeyUsage, COUNTED)},
-        "/tokenize": {"post": _post("tokenize", "A text as token ids", schema.TokenizeRequest, answers.Tokens)},
+        "/v1/models/{id}/weights_hash": {
+            "get": _get(
+                "getWeightsHash", "By which artifacts know the model", answers.WeightsHash, {**missing, **LOADING, **WAITED}, (), WAITING
+            ),
+            "parameters": [model_id],
+        },
+        "/tokenize": {"post": _post("tokenize", "A text or a conversation as token ids", schema.TokenizeRequest, answers.Tokens)},
         "/detokenize": {"post": _post("detokenize", "Token ids as text", schema.DetokenizeRequest, answers.Text)},
         "/tokenizer_info": {
             "get": _get(

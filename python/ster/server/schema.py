@@ -351,8 +351,22 @@ class ChatRequest(Generate):
 
 class TokenizeRequest(Strict):
     model: str | None = Field(None, description="Left out: the first model.")
-    prompt: str
-    add_special_tokens: bool = True
+    prompt: str | None = Field(None, description="A text; or send messages.")
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)] | None = Field(
+        None, description="A conversation, by the checkpoint's chat template."
+    )
+    add_special_tokens: bool | None = Field(None, description="Left out: true for a text, false for messages.")
+    add_generation_prompt: bool | None = Field(
+        None, description="Only with messages: open the assistant's turn. Left out: yes, unless the last message is the assistant's own."
+    )
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("Send prompt or messages, one of them.", "messages" if self.messages is not None else "prompt")
+        if self.add_generation_prompt is not None and self.messages is None:
+            raise invalid("Send messages with add_generation_prompt: a text has no turns.", "add_generation_prompt")
+        return self
 
 
 class DetokenizeRequest(Strict):

@@ -75,6 +75,18 @@ def decode(data: str, dtype: str, original_dtype: str, shape: Sequence[int], *, 
     Raises:
         TensorError: see the module; and a number that is not finite.
     """
+    values = unpack(data, dtype, original_dtype, shape, max_numbers=max_numbers)
+    if not np.isfinite(values).all():
+        raise TensorError("has a number that is not finite")
+    return values
+
+
+def unpack(data: str, dtype: str, original_dtype: str, shape: Sequence[int], *, max_numbers: int) -> NDArray[np.float32]:
+    """`decode` of numbers that may be infinite, or none.
+
+    Raises:
+        TensorError: see the module.
+    """
     wire = next((name for name, pair in STORED.items() if pair == (dtype, original_dtype)), None)
     if wire is None:
         expected = ", ".join(f"{stored} with {original}" for stored, original in STORED.values())
@@ -83,11 +95,7 @@ def decode(data: str, dtype: str, original_dtype: str, shape: Sequence[int], *, 
     if count > max_numbers:
         raise TensorError(f"has a shape of {count:,} numbers: at most {max_numbers:,} are allowed")
     width = 4 if wire == "float32" else 2
-    raw = _decompress(from_base64(data), count * width, list(shape))
-    values = from_bytes(raw, wire).reshape(shape)
-    if not np.isfinite(values).all():
-        raise TensorError("has a number that is not finite")
-    return values
+    return from_bytes(_decompress(from_base64(data), count * width, list(shape)), wire).reshape(shape)
 
 
 def round_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:

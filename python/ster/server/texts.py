@@ -32,15 +32,15 @@ def prompt_ids(loaded: Loaded, settings: Settings, text: str, *, special_tokens:
     return _ids(loaded.model.tokenizer, text, special_tokens, param)
 
 
-def text_ids(loaded: Loaded, settings: Settings, text: str, *, special_tokens: bool) -> list[int]:
+def text_ids(loaded: Loaded, settings: Settings, text: str, *, special_tokens: bool, param: str = "prompt") -> list[int]:
     """`text` -> ids, whatever the context.
 
     Raises:
         ApiError: as `prompt_ids`.
     """
-    if (size := len(_bytes(text, "prompt"))) > settings.max_text_bytes:
-        raise text_too_long(size, settings.max_text_bytes, "prompt")
-    return _ids(loaded.model.tokenizer, text, special_tokens, "prompt")
+    if (size := len(_bytes(text, param))) > settings.max_text_bytes:
+        raise text_too_long(size, settings.max_text_bytes, param)
+    return _ids(loaded.model.tokenizer, text, special_tokens, param)
 
 
 def _bytes(text: str, param: str) -> bytes:

@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ster.errors import SterError
-from ster.server.errors import invalid
+from ster.server.chat import conversation
+from ster.server.errors import chat_completions_unsupported, invalid
 from ster.server.form import Json
 from ster.server.loaded import Loaded
 from ster.server.plan import check_tokens, sentence
@@ -17,13 +18,32 @@ from ster.server.texts import text_ids
 
 
 async def tokenize(request: Request) -> Response:
-    """A text -> ids. Text of special tokens is read as special; BOS comes with `add_special_tokens` alone."""
+    """A text or messages -> ids. Text of special tokens is read as special; BOS comes with `add_special_tokens`, or with the template."""
     return await reply(request, TokenizeRequest, _tokenized)
 
 
 def _tokenized(loaded: Loaded, settings: Settings, asked: TokenizeRequest) -> Json:
-    ids = text_ids(loaded, settings, asked.prompt, special_tokens=asked.add_special_tokens)
+    if asked.messages is not None:
+        ids = _chat_ids(loaded, settings, asked)
+    else:
+        ids = text_ids(loaded, settings, asked.prompt or "", special_tokens=asked.add_special_tokens is not False)
     return {"count": len(ids), "max_model_len": loaded.facts.context, "tokens": ids}
+
+
+def _chat_ids(loaded: Loaded, settings: Settings, asked: TokenizeRequest) -> list[int]:
+    """
+    Raises:
+        ApiError: the model has no template, or it refused; or what it made is too long.
+    """
+    if not loaded.chats:
+        raise chat_completions_unsupported()
+    special = bool(asked.add_special_tokens)
+    encode = lambda text: text_ids(loaded, settings, text, special_tokens=special, param="messages")  # noqa: E731
+    messages = conversation(asked.messages or ())
+    try:
+        return loaded.model.chat_tokens(messages, add_generation_prompt=asked.add_generation_prompt, encode=encode)
+    except SterError as error:
+        raise invalid(sentence(error), "messages") from None
 
 
 async def detokenize(request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from ster.errors import SterError
@@ -41,12 +41,14 @@ class ServedReadable:
         self.config_hash = model.config_hash
         self.tokenizer_hash = model.tokenizer_hash
         self.hash_weights = model.hash_weights
+        self.wire: Mapping[str, str] = {}
         self.chat_template: Literal["applied", "absent", "off"] = "absent" if model.chat_template == "absent" else "off"
 
-    def checked_tokens(self, prompt: str, name: str | None) -> list[int]:
-        ids = self._model.tokenizer.encode(prompt, special_tokens=self.adds_special_tokens, name=name)
-        self._model._check_tokens(ids, name)
-        return ids
+    def tokenise(self, prompts: Iterable[tuple[str, str | None]]) -> Iterator[list[int]]:
+        for prompt, name in prompts:
+            ids = self._model.tokenizer.encode(prompt, special_tokens=self.adds_special_tokens, name=name)
+            self._model._check_tokens(ids, name)
+            yield ids
 
     def has_two_bos(self, ids: Sequence[int]) -> bool:
         """Never: it is for a warning to the person at a terminal, and here there is none."""

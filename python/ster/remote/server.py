@@ -1,0 +1,189 @@
+"""What a server is: which dialect it speaks, which model it serves, of which sizes. Asked once, when a connection is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ster.errors import InputError, RemoteError
+from ster.remote.answers import Answer
+from ster.remote.checks import Expected, check_choice, check_residual, read_probe
+from ster.remote.transport import Call, Transport
+from ster.server.settings import WireDtype
+
+Dialect = Literal["ster", "vllm-lens"]
+PRECISIONS: Mapping[WireDtype, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+LIST_BYTES = 16 << 20  # of a list of models
+PROBE_BYTES = 1 << 30
+TEMPLATE_PROBE = [{"role": "user", "content": "a"}]
+
+
+@dataclass(frozen=True)
+class Server:
+    """id: what requests call the model; name: its checkpoint's name. wire: how activations travel. caps: as the server lists them.
+
+    precision: of the weights as `ster serve` says; for vLLM the dtype of its activations. chats: the model has a chat template.
+    """
+
+    dialect: Dialect
+    id: str
+    name: str
+    layers: int
+    hidden: int
+    context: int
+    wire: WireDtype
+    precision: str
+    chats: bool
+    revision: str | None = None
+    vocabulary: int | None = None
+    bos_id: int | None = None
+    unknown_id: int | None = None
+    config_hash: str | None = None
+    tokenizer_hash: str | None = None
+    caps: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_server(transport: Transport, model: str | None, wire: WireDtype | None) -> Server:
+    """model: its id; None: the server's first one. wire: how activations shall travel; None: exactly, where the server can.
+
+    Raises:
+        RemoteError: the server cannot be reached, or refuses. InputError: it has no such model, or does not send that dtype.
+    """
+    document = transport.ask(Call("/v1/models", limit=LIST_BYTES)).document()
+    entries = [entry for entry in document.get("data") or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+    if not entries:
+        raise RemoteError(f"{transport.root} lists no models", "is it an OpenAI-compatible server?")
+    entry = next((each for each in entries if model in (None, each["id"], each.get("served_model_name"))), None)
+    if entry is None:
+        raise InputError(f"{transport.root} has no model {model}", f"it has {', '.join(each['id'] for each in entries[:20])}")
+    if entry.get("owned_by") == "ster":
+        return _of_ster(transport, entry, wire)
+    return _of_vllm(transport, entry, wire)
+
+
+def _of_ster(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | None) -> Server:
+    if entry.get("status") == "failed":
+        raise RemoteError(f"the model {entry['id']} failed to load; the server's log has the cause")
+    caps = entry.get("capabilities")
+    if not isinstance(caps, dict):  # a request waits until it is loaded
+        transport.ask(Call("/tokenize", {"model": entry["id"], "prompt": "a"})).document()
+        found = transport.ask(Call("/v1/models", limit=LIST_BYTES)).document()
+        entry = next(each for each in found["data"] if each["id"] == entry["id"])
+        caps = entry.get("capabilities")
+    if not isinstance(caps, dict):
+        raise RemoteError(f"{transport.root} does not say what the model {entry['id']} can do")
+    asked = wire or "float32"
+    if asked not in caps.get("activation_dtypes", ()):
+        raise InputError(f"the server does not send activations as {asked}", f"it sends {', '.join(caps.get('activation_dtypes', ()))}")
+    try:
+        return Server(
+            "ster",
+            entry["id"],
+            entry["served_model_name"],
+            caps["n_layers"],
+            caps["hidden_size"],
+            caps["max_model_len"],
+            asked,
+            caps.get("precision") or PRECISIONS[caps["dtype"]],
+            caps["chat_template"],
+            revision=caps.get("revision"),
+            vocabulary=caps["vocab_size"],
+            bos_id=caps.get("bos_token_id"),
+            unknown_id=caps.get("unknown_token_id"),
+            config_hash=caps.get("config_hash"),
+            tokenizer_hash=caps.get("tokenizer_hash"),
+            caps=caps,
+        )
+    except KeyError as error:
+        raise RemoteError(f"{transport.root} does not say `{error.args[0]}` of the model {entry['id']}") from None
+
+
+def _of_vllm(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | None) -> Server:
+    """Sizes are those of the activations of one token. Which layer is which is seen by asking for the first and the last alone."""
+    id = entry["id"]
+    tokenized = transport.ask(Call("/tokenize", {"model": id, "prompt": "a"})).document()
+    plain = transport.ask(Call("/tokenize", {"model": id, "prompt": "a", "add_special_tokens": False})).document()
+    ids, bare = token_ids(tokenized, "a"), token_ids(plain, "a")
+    root = entry.get("root")
+    context = entry.get("max_model_len") or tokenized.get("max_model_len")
+    if not isinstance(context, int):
+        raise RemoteError(f"{transport.root} does not say how long the context of {id} is")
+    expected = Expected(ids[:1], 0)
+    document = transport.ask(Call("/v1/completions", completion(id, ids[:1], "vllm-lens", None, layers=True), limit=PROBE_BYTES)).document()
+    check_choice(document, expected)
+    whole, found = read_probe(document, expected)
+    if wire not in (None, found):
+        raise InputError(f"the server sends activations as {found}, and {wire} was asked for", "leave out `--wire-dtype`")
+    layers, _, hidden = whole.shape
+    expected = Expected(ids[:1], hidden, found)
+    ends = sorted({0, layers - 1})
+    document = transport.ask(Call("/v1/completions", completion(id, ids[:1], "vllm-lens", None, layers=ends))).document()
+    check_choice(document, expected)
+    some = check_residual(document, expected, ends, 1)
+    for row, layer in zip(some[:, 0], ends, strict=True):
+        if int(np.argmin(np.abs(whole[:, 0] - row).sum(axis=1))) != layer:
+            raise RemoteError(f"{transport.root} answers layers in another order than they are asked for")
+    return Server(
+        "vllm-lens",
+        id,
+        _name(root if isinstance(root, str) and root else id),
+        layers,
+        hidden,
+        context,
+        found,
+        PRECISIONS[found],
+        _has_template(transport, id),
+        bos_id=ids[0] if len(ids) > 1 and ids[1:] == bare else None,
+    )
+
+
+def _name(root: str) -> str:
+    """A folder by its own name, as a local model is called; a model of the Hub as it is."""
+    return root.rstrip("/").rpartition("/")[2] if root.startswith((".", "/", "~")) else root
+
+
+def _has_template(transport: Transport, id: str) -> bool:
+    """vLLM refuses messages where there is no template."""
+    answer: Answer = transport.ask(Call("/tokenize", {"model": id, "messages": TEMPLATE_PROBE}))
+    if answer.status == 400:
+        return False
+    answer.document()
+    return True
+
+
+def token_ids(document: Mapping[str, Any], what: str) -> list[int]:
+    """Of an answer of `/tokenize`.
+
+    Raises:
+        RemoteError: no list of ids.
+    """
+    ids = document.get("tokens")
+    if not isinstance(ids, list) or not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in ids):
+        raise RemoteError(f"the server's tokens of {what} are no list of ids")
+    return ids
+
+
+def completion(
+    id: str,
+    ids: Sequence[int],
+    dialect: Dialect,
+    wire: WireDtype | None,
+    *,
+    layers: Sequence[int] | bool | None = None,
+    steering: Sequence[Mapping[str, Any]] = (),
+    **fields: Any,
+) -> dict[str, Any]:
+    """The body of a request for one choice; left out, one greedy token. vllm-lens takes the two activation fields as JSON texts."""
+    extras: dict[str, Any] = {}
+    if layers is not None:
+        extras["output_residual_stream"] = layers if isinstance(layers, bool) else list(layers)
+    if steering:
+        extras["apply_steering_vectors"] = list(steering)
+    body: dict[str, Any] = {"model": id, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "return_token_ids": True, **fields}
+    if dialect == "ster":
+        return body | extras | ({"activation_dtype": wire} if layers is not None and wire is not None else {})
+    return body | ({"vllm_xargs": {name: json.dumps(value) for name, value in extras.items()}} if extras else {})

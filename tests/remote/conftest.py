@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ster
+
+pytest.importorskip("httpx", reason="the extra `remote` is not installed")
+pytest.importorskip("starlette", reason="the extra `serve` is not installed")
+
+from serving import Client, running
+
+
+@pytest.fixture(scope="package")
+def served(toy_model: ster.Model) -> Iterator[Client]:
+    """`ster serve` of the toy model, called `toy`."""
+    with running({"toy": lambda: toy_model}) as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
+def remote(served: Client) -> Iterator[ster.RemoteModel]:
+    with ster.connect(served.url) as model:
+        yield model
+
+
+@pytest.fixture
+def chatting(toy_copy: Path) -> Path:
+    """The toy checkpoint with a chat template."""
+    (toy_copy / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}is{% endif %}"
+    )
+    return toy_copy
+
+
+@pytest.fixture
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Waits between attempts take no time, and are listed."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("ster.remote.transport.sleep", sleep)
+    return waits
