@@ -68,5 +68,9 @@ class ArtifactError(SterError, ValueError):
     """An artifact file that breaks its schema or does not fit the model."""
 
 
+class WorkerError(SterError, RuntimeError):
+    """A cluster that cannot be reached, or a worker on it that died or is not what it must be."""
+
+
 class SterWarning(UserWarning):
     """Something Ster noticed and went on from. The command prints it on stderr as `Warning: <sentence>`."""

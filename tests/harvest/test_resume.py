@@ -19,7 +19,7 @@ from harvesting import PROMPTS, contents, die
 
 import ster
 from ster.errors import FileError, InputError
-from ster.harvest import disk, run
+from ster.harvest import compute, disk, run
 from ster.harvest.disk import JOURNAL, locked
 
 SIZE = 3  # prompts in a shard: three shards
@@ -36,13 +36,13 @@ def expected(toy_model: ster.Model, tmp_path_factory: pytest.TempPathFactory) ->
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The shards computed, by their first prompt's name."""
     found: list[int] = []
-    plain = run._Work._capture
+    plain = compute.Here._rows
 
-    def capture(self: Any, shard: Any) -> Any:
+    def rows(self: Any, shard: Any) -> Any:
         found.append(shard.index)
         return plain(self, shard)
 
-    monkeypatch.setattr(run._Work, "_capture", capture)
+    monkeypatch.setattr(compute.Here, "_rows", rows)
     return found
 
 
@@ -148,6 +148,41 @@ def test_a_damaged_shard_is_computed_again(
         assert computed == ([0] if finished else [0, 2])
         assert contents(half) == expected
         assert "shard_00000.safetensors is missing or damaged: it is computed again\n" in capfd.readouterr().err
+
+
+class Eager(compute.Here):
+    """Others that compute ahead: all of it at once, and never more than may wait."""
+
+    ahead = 4
+    waiting = 0
+
+    def begin(self, shard: Any) -> Callable[[], Any]:
+        Eager.waiting += 1
+        assert Eager.waiting <= self.ahead + 1
+        rows = self._rows(shard)
+
+        def take() -> Any:
+            Eager.waiting -= 1
+            return rows
+
+        return take
+
+
+def test_shards_begun_before_their_turn_are_written_in_it(
+    toy_model: ster.Model, tmp_path: Path, computed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between shards that are on disk, whole or damaged."""
+    prompts = PROMPTS * 3
+    ster.harvest(toy_model, prompts, tmp_path / "plain", shard_size=1)
+    ster.harvest(toy_model, prompts, tmp_path / "out", shard_size=1)
+    for index in (0, 2, 3, 11, 20):
+        spoil(tmp_path / "out" / f"shard_{index:05d}.safetensors", "flip")
+    computed.clear()
+    monkeypatch.setattr(run, "Here", Eager)
+    ster.harvest(toy_model, prompts, tmp_path / "out", shard_size=1)
+    assert computed == [0, 2, 3, 11, 20]
+    ster.harvest(toy_model, prompts, tmp_path / "eager", shard_size=1)
+    assert contents(tmp_path / "out") == contents(tmp_path / "eager") == contents(tmp_path / "plain")
 
 
 def spoil(path: Path, damage: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -60,6 +62,13 @@ def harvest(
     shard_size: Annotated[
         int | None, typer.Option("--shard-size", metavar="N", min=1, help="Prompts in a shard. Default: by size.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", metavar="ADDRESS", help="Compute on a Ray cluster: auto, local, HOST:PORT. --threads is then per worker."),
+    ] = None,
+    ray_workers: Annotated[
+        int | None, typer.Option("--ray-workers", metavar="N", min=1, help="Default: as many as the cluster has room for.")
+    ] = None,
     revision: RevisionOption = None,
     precision: PrecisionOption = PrecisionChoice.auto,
     chat_template: ChatOption = ChatChoice.auto,
@@ -81,25 +90,29 @@ def harvest(
     if layers is not None:
         check_layer_syntax(layers)
     kept = parse_positions(positions)
-    check_options(format.value, shard_size)
+    check_options(format.value, shard_size, ray, ray_workers)
     onto = None if directions is None else load_directions(directions, normalize=normalize)
     open_source(prompts, column)
     disk.check_folder(output)
 
     opened = open_model(model, revision, precision, chat_template, threads)
-    found = run(
-        opened,
-        prompts,
-        output,
-        layers=layers,
-        positions=kept,
-        column=column,
-        directions=onto,
-        dtype=dtype.value,
-        format=format.value,
-        shard_size=shard_size,
-        progress=True,
-    )
+    # Ray prints messages of its own, and stdout is for the result.
+    with contextlib.nullcontext() if ray is None else contextlib.redirect_stdout(sys.stderr):
+        found = run(
+            opened,
+            prompts,
+            output,
+            layers=layers,
+            positions=kept,
+            column=column,
+            directions=onto,
+            dtype=dtype.value,
+            format=format.value,
+            shard_size=shard_size,
+            ray=ray,
+            ray_workers=ray_workers,
+            progress=True,
+        )
     console.data(output)
     prompt_count = "1 prompt" if len(found) == 1 else f"{len(found):,} prompts"
     layer_count = "1 layer" if len(found.layers) == 1 else f"{len(found.layers)} layers"

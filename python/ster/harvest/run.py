@@ -1,29 +1,31 @@
-"""The harvest itself: shard after shard, computed here and written by a second thread meanwhile."""
+"""The harvest itself: shard after shard, computed (see `compute.py`) and written by a second thread meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ster._files import make_folder
 from ster._safetensors import safetensors_chunks
 from ster.errors import FileError, InputError
-from ster.harvest import disk
-from ster.harvest.corpus import Corpus, Shard, kept_ids, read_corpus
+from ster.harvest import disk, on_ray
+from ster.harvest.compute import Computing, Here
+from ster.harvest.corpus import Corpus, Shard, read_corpus
 from ster.harvest.directions import Directions, load_directions
 from ster.harvest.disk import MANIFEST, STATS, Journal, Record
 from ster.harvest.display import Display, display
-from ster.harvest.dtypes import BYTES, LARGEST, choose_dtype, encode
+from ster.harvest.dtypes import BYTES, choose_dtype
 from ster.harvest.manifest import add_prompts, make_plan, manifest_chunks, read_manifest, records_of, refuse_changes, stats_tensors
-from ster.harvest.positions import Positions, kept_positions, parse_positions
+from ster.harvest.positions import Positions, parse_positions
 from ster.harvest.reading import Harvest, open_harvest
 from ster.harvest.shards import SUFFIX, Form
 from ster.harvest.sources import need_pyarrow, open_source
@@ -50,6 +52,8 @@ def harvest(
     dtype: Literal["auto", "f32", "bf16", "f16"] = "auto",
     format: Literal["safetensors", "parquet"] = "safetensors",
     shard_size: int | None = None,
+    ray: str | None = None,
+    ray_workers: int | None = None,
     progress: Progress = None,
 ) -> Harvest:
     """Activations of any number of prompts, in files: `output` becomes a folder of shards, statistics and a manifest.
@@ -67,6 +71,10 @@ def harvest(
         dtype: of the values stored; `auto`: as the checkpoint is stored, f32 where that is quantised or mixed, and for projections.
         format: `safetensors`; `parquet`, for Arrow and `datasets`, takes the extra `harvest`.
         shard_size: prompts in a shard; None: as many as make 8192 tokens or 64 MiB.
+        ray: compute on the Ray cluster at this address, as `ray.init` understands it: `auto` is one that runs, `local` one of this
+            machine alone. Takes the extra `ray`, and the model on every node at the same path or from the Hub. The files are the same.
+        ray_workers: each has an engine with as many threads as `model`, for which it takes as many processors of the cluster; None: as
+            many workers as the cluster has room for.
         progress: True: what it will take, a bar and what was kept, on stderr; a function is called with (tokens done, tokens in all).
 
     Returns:
@@ -77,6 +85,7 @@ def harvest(
             another process at work on it; a value that f16 or bf16 cannot hold.
         FileError: a file that cannot be read or written, as on a full disk; the folder can then be gone on with.
         NonFiniteError: NaN or infinity in the model, by layer, token and prompt.
+        WorkerError: no Ray cluster there, or a worker without the same model and Ster, or that died again and again.
         KeyboardInterrupt: within a second of Ctrl-C, after the shard that is being written.
     """
     folder = Path(output)
@@ -86,25 +95,38 @@ def harvest(
     onto = None if directions is None else load_directions(directions, normalize=normalize)
     if onto is not None:
         onto.check_width(model.hidden_size)
-    check_options(format, shard_size)
+    check_options(format, shard_size, ray, ray_workers)
     stored = choose_dtype(dtype, model.precision, format=format, projecting=onto is not None)
     form = Form(format, stored, chosen, model.hidden_size if onto is None else len(onto), kept)
     disk.check_folder(folder)
     plan = make_plan(model, form, onto, shard_size, model.hash_weights(progress if progress is True else None))
+    start = None if ray is None else partial(on_ray.started, ray, on_ray.job_for(model, form, onto), ray_workers)
 
-    with _folder(folder), disk.locked(folder), display(progress) as show:
+    with _folder(folder), disk.locked(folder), display(progress) as show, contextlib.ExitStack() as stack:
         disk.check_folder(folder)
         journal = Journal(folder)
         begun = _begun(folder, journal)
         if begun is not None:
             refuse_changes(folder, begun[0], plan)
+        workers = None if start is None else stack.enter_context(start(show.note))  # they open the model while the prompts are read
         row_bytes = len(chosen) * form.width * BYTES[stored]
         corpus = read_corpus(model, source, folder, kept, row_bytes, shard_size, show.reading)
         with corpus.spool:
             plan = add_prompts(plan, corpus)
             if begun is not None:
                 refuse_changes(folder, begun[0], plan)
-            work = _Work(model, form, onto, folder, corpus, plan, journal, begun[1] if begun else {}, show)
+            here = Here(model, form, onto, corpus, show.compute)
+            work = _Work(
+                here if workers is None else on_ray.OnRay(workers, corpus, show.compute),
+                model.precision,
+                form,
+                folder,
+                corpus,
+                plan,
+                journal,
+                begun[1] if begun else {},
+                show,
+            )
             work.run(finished=begun is not None and not journal.path.exists())
     return open_harvest(folder)
 
@@ -117,11 +139,11 @@ def default_layers(layer_count: int) -> list[int]:
     return sorted({layer_count * quarters // 4 for quarters in (1, 2, 3)})
 
 
-def check_options(format: str, shard_size: int | None) -> None:
+def check_options(format: str, shard_size: int | None, ray: str | None = None, ray_workers: int | None = None) -> None:
     """What can be refused without a model.
 
     Raises:
-        InputError: an unknown format, or one that takes pyarrow where that is missing; a shard size out of its range.
+        InputError: an unknown format; one that takes pyarrow, or Ray, where that is missing; a number out of its range.
     """
     if format not in SUFFIX:
         raise InputError(f'unknown format "{format}"; expected safetensors or parquet')
@@ -129,6 +151,13 @@ def check_options(format: str, shard_size: int | None) -> None:
         need_pyarrow()
     if shard_size is not None and (isinstance(shard_size, bool) or not isinstance(shard_size, int) or not 1 <= shard_size <= MOST_PROMPTS):
         raise InputError(f"shard size must be between 1 and {MOST_PROMPTS} prompts, found {shard_size!r}")
+    if ray is not None:
+        on_ray.need_ray()
+    if ray_workers is not None:
+        if ray is None:
+            raise InputError("a number of Ray workers was given, and no Ray", "say which cluster, as in `local`")
+        if isinstance(ray_workers, bool) or not isinstance(ray_workers, int) or ray_workers < 1:
+            raise InputError(f"Ray workers must be 1 or more, found {ray_workers!r}")
 
 
 @contextlib.contextmanager
@@ -163,9 +192,9 @@ class _Work:
 
     def __init__(
         self,
-        model: Readable,
+        compute: Computing,
+        precision: str,
         form: Form,
-        directions: Directions | None,
         folder: Path,
         corpus: Corpus,
         plan: Mapping[str, Any],
@@ -173,10 +202,11 @@ class _Work:
         records: dict[str, Record],
         show: Display,
     ) -> None:
-        self.model, self.form, self.directions, self.folder = model, form, directions, folder
+        self.compute, self.precision, self.form, self.folder = compute, precision, form, folder
         self.corpus, self.plan, self.journal, self.records, self.show = corpus, plan, journal, records, show
         self.ready = len(records)
         self.moments = no_rows(len(form.layers), form.width)
+        self.pending: Future[Moments] | None = None
 
     def run(self, finished: bool) -> None:
         """finished: there is a manifest; unless a shard is damaged, nothing is left to do."""
@@ -201,8 +231,8 @@ class _Work:
         there = sum(record.bytes for record in self.records.values())
         text = f"{_count(len(corpus.lengths), 'prompt')}, {_count(corpus.tokens, 'token')}: {in_bytes(need)}"
         text += f" in {_count(len(corpus.shards), 'shard')} of {self.form.dtype}"
-        if self.form.dtype == "f32" and self.model.precision not in BYTES:
-            text += f" (the weights are {self.model.precision})"
+        if self.form.dtype == "f32" and self.precision not in BYTES:
+            text += f" (the weights are {self.precision})"
         self.show.note(text + (f", {self.ready} of them on disk" if self.ready else ""))
         free = shutil.disk_usage(self.folder).free
         if need - there > free:
@@ -212,73 +242,50 @@ class _Work:
             )
 
     def _shards(self, writer: ThreadPoolExecutor) -> None:
-        pending: Future[Moments] | None = None
+        """In their order. Where others compute, some shards are begun before their turn."""
+        begun: deque[tuple[Shard, Moments | Callable[[], list[Rows]]]] = deque()
         self.show.begin(self.corpus.tokens)
         for shard in self.corpus.shards:
-            name = self.form.file(shard.index)
-            if name in self.records:
-                self._settle(pending)
-                pending = None
-                found = writer.submit(self._verify, shard, name).result()
-                if found is not None:
-                    self.moments = self.moments.merge(found)
-                    self.show.keep(shard.tokens)
-                    continue
-                self._damaged(name)
-            rows = self._capture(shard)
-            self._settle(pending)  # before the next is handed over: two shards are in memory, never three
-            pending = writer.submit(self._write, shard, name, rows)
-        self._settle(pending)
+            kept = writer.submit(self._kept, shard).result() if self.form.file(shard.index) in self.records else None
+            begun.append((shard, self.compute.begin(shard) if kept is None else kept))
+            if len(begun) > self.compute.ahead:
+                self._take(writer, *begun.popleft())
+        while begun:
+            self._take(writer, *begun.popleft())
+        self._settle()
 
-    def _settle(self, pending: Future[Moments] | None) -> None:
-        if pending is not None:
-            self.moments = self.moments.merge(pending.result())
+    def _take(self, writer: ThreadPoolExecutor, shard: Shard, found: Moments | Callable[[], list[Rows]]) -> None:
+        if isinstance(found, Moments):
+            self._settle()
+            self.moments = self.moments.merge(found)
+            self.show.keep(shard.tokens)
+            return
+        rows = found()
+        self._settle()  # before the next is handed over: of those that are taken two are in memory, never three
+        self.pending = writer.submit(self._write, shard, rows)
 
-    def _verify(self, shard: Shard, name: str) -> Moments | None:
+    def _settle(self) -> None:
+        if self.pending is not None:
+            self.moments = self.moments.merge(self.pending.result())
+            self.pending = None
+
+    def _kept(self, shard: Shard) -> Moments | None:
+        """Of a shard that is on disk as the journal says; another is to be computed again, and until then the harvest is not finished."""
+        name = self.form.file(shard.index)
         data = disk.whole(self.folder / name, self.records[name])
-        if data is None:
-            return None
-        rows = self.form.decode(memoryview(data), shard.first_prompt, self.corpus.lengths_of(shard))
-        return moments(rows, self.form.dtype, len(self.form.layers), self.form.width)
-
-    def _damaged(self, name: str) -> None:
-        """Compute it again, and until then do not call the harvest finished."""
+        if data is not None:
+            rows = self.form.decode(memoryview(data), shard.first_prompt, self.corpus.lengths_of(shard))
+            return moments(rows, self.form.dtype, len(self.form.layers), self.form.width)
         self.show.note(f"{name} is missing or damaged: it is computed again")
         self.ready -= 1
         if self.finished:
             self.journal.begin(self.plan, self.records)
             disk.remove(self.folder / MANIFEST)
             self.finished = False
+        return None
 
-    def _capture(self, shard: Shard) -> list[Rows]:
-        names, ids = self.corpus.read(shard)
-        found: list[Rows | None] = [None] * len(ids)
-        positions = self.form.positions
-
-        def keep(index: int, residual: NDArray[np.float32]) -> None:
-            which = kept_positions(positions, len(ids[index]))
-            chosen = residual if isinstance(positions, str) else np.ascontiguousarray(residual[:, which])
-            found[index] = Rows(self._stored(chosen, which, names[index]), kept_ids(ids[index], which), which)
-            self.show.compute(len(ids[index]))
-
-        self.model.read(ids, names, self.form.layers, "last" if positions == "last" else "all", keep)
-        return [rows for rows in found if rows is not None]
-
-    def _stored(self, values: NDArray[np.float32], positions: NDArray[np.int64], name: str) -> NDArray[Any]:
-        try:
-            return encode(values if self.directions is None else self.directions.project(values), self.form.dtype)
-        except OverflowError as error:
-            layer, row = np.unravel_index(error.args[0], (len(values), len(positions), self.form.width))[:2]
-            where = f"layer {self.form.layers[int(layer)]}, token {positions[int(row)]} of {name}"
-            dtype = self.form.dtype
-            if dtype == "f32":
-                raise InputError(f"a projection is larger than float32 can hold: {where}", "use shorter directions") from None
-            largest = LARGEST[dtype]
-            raise InputError(
-                f"a value is larger than {dtype} can hold, {largest}: {where}", "harvest with `f32` into another folder"
-            ) from None
-
-    def _write(self, shard: Shard, name: str, rows: list[Rows]) -> Moments:
+    def _write(self, shard: Shard, rows: list[Rows]) -> Moments:
+        name = self.form.file(shard.index)
         path = self.folder / name
         record = disk.write_part(path, self.form.encode(shard.first_prompt, rows))
         if self.records.setdefault(name, record) != record:
