@@ -302,7 +302,7 @@ def test_what_fails_while_it_runs_costs_nothing(shop: Shop, monkeypatch: pytest.
     customer = shop()
     assert customer.complete(max_tokens=3, apply_steering_vectors=[HUGE]).status_code == 400
     assert customer.complete(max_tokens=3, apply_steering_vectors=[HUGE], stream=True).status_code == 400
-    monkeypatch.setattr("ster.server.respond._whole", lambda *_: 1 / 0)
+    monkeypatch.setattr("ster.server.respond.whole", lambda *_: 1 / 0)
     assert error_of(customer.complete(max_tokens=3)) == (500, "internal_error", None)
     assert customer.spent == (0, 0, 0)
 
@@ -356,7 +356,7 @@ def test_what_is_left_while_its_answer_is_written_costs_nothing(shop: Shop, monk
         left.set()
         return b"{}"
 
-    monkeypatch.setattr("ster.server.respond._whole", whole)
+    monkeypatch.setattr("ster.server.respond.whole", whole)
     connection.sendall(customer.raw(max_tokens=2))
     assert left.wait(30)
     until(lambda: not customer.usage()["running"], 30)
