@@ -149,7 +149,7 @@ def test_a_misfit_costs_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
     """When Inference's answer has no activations, or another shape, the API answers 502 upstream_server_error with the message Inference's
     answer does not fit the request, and the request costs nothing."""
     customer = shop()
-    monkeypatch.setattr("ster.server.ongoing.verify_shape", _misfit)
+    monkeypatch.setattr("ster.server.choices.verify_shape", _misfit)
     refused = customer.complete(max_tokens=3, output_residual_stream=[1])
     assert error_of(refused) == (502, "upstream_server_error", None)
     assert customer.spent == (0, 0, 0) and customer.usage()["month"]["requests"] == 0
@@ -158,7 +158,7 @@ def test_a_misfit_costs_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_misfit_in_a_stream_costs_the_tokens_before_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a stream, the error comes as the last event, and you pay for the tokens that came before it."""
     customer = shop()
-    monkeypatch.setattr("ster.server.ongoing.verify_shape", _misfit)
+    monkeypatch.setattr("ster.server.choices.verify_shape", _misfit)
     events = customer.events(max_tokens=3, output_residual_stream=[1])
     assert events[-1]["error"]["code"] == "upstream_server_error"
     assert len(events) == 4 and customer.spent == (P, 3, 0)
@@ -302,7 +302,7 @@ def test_what_fails_while_it_runs_costs_nothing(shop: Shop, monkeypatch: pytest.
     customer = shop()
     assert customer.complete(max_tokens=3, apply_steering_vectors=[HUGE]).status_code == 400
     assert customer.complete(max_tokens=3, apply_steering_vectors=[HUGE], stream=True).status_code == 400
-    monkeypatch.setattr("ster.server.respond._whole", lambda *_: 1 / 0)
+    monkeypatch.setattr("ster.server.respond.whole", lambda *_: 1 / 0)
     assert error_of(customer.complete(max_tokens=3)) == (500, "internal_error", None)
     assert customer.spent == (0, 0, 0)
 
@@ -356,7 +356,7 @@ def test_what_is_left_while_its_answer_is_written_costs_nothing(shop: Shop, monk
         left.set()
         return b"{}"
 
-    monkeypatch.setattr("ster.server.respond._whole", whole)
+    monkeypatch.setattr("ster.server.respond.whole", whole)
     connection.sendall(customer.raw(max_tokens=2))
     assert left.wait(30)
     until(lambda: not customer.usage()["running"], 30)

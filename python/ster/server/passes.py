@@ -13,12 +13,18 @@ class Passes:
         self._lock = threading.Lock()
         self._busy: set[object] = set()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    def acquire(self, timeout: float = -1) -> bool:
+        return self._lock.acquire(timeout=timeout)
 
-    def __exit__(self, *_: object) -> None:
+    def release(self) -> None:
         self.count += 1
         self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def mark(self, model: object, *, busy: bool) -> None:
         (self._busy.add if busy else self._busy.discard)(model)
