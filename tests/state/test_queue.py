@@ -33,7 +33,7 @@ def queue(request: pytest.FixtureRequest, database_url: str) -> Iterator[Queue]:
 
 
 def add(queue: Queue, owner: str, id: str, model: str = "a", **values: Any) -> None:
-    more = {} if queue._table is jobs else {"prompts": 1, "tokens": 2}
+    more = {} if queue._table is jobs else {"prompts": 1, "tokens": 2, "bytes": 3}
     with queue._database.write() as connection:
         queue.add(connection, id=id, owner=owner, model=model, request=b"{}", **more, **values)
 
