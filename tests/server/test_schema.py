@@ -141,8 +141,8 @@ def test_a_chat_has_the_same_ranges(field: str, value: Any) -> None:
 
 @pytest.mark.parametrize("model", [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
 def test_null_for_an_optional_field_is_the_same_as_leaving_it_out(model: type[BaseModel]) -> None:
-    optional = {name: None for name, field in model.model_fields.items() if not field.is_required()}
     body = SMALLEST[model]
+    optional = {name: None for name, field in model.model_fields.items() if not field.is_required() and name not in body}
     assert parse_body(model, orjson.dumps({**body, **optional})) == parse_body(model, orjson.dumps(body))
 
 
