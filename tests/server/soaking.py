@@ -268,7 +268,7 @@ class Tally:
 
     def note(self, ask: Ask, status: int, body: bytes, *, sample: bool) -> None:
         with self._lock:
-            self.seen[ask.kind, status] += 1
+            self.seen[ask.kind, told(status, body)] += 1
             if status == 0:
                 return
             if status != 429 and (reason := wrong(ask, status, body)):
@@ -281,6 +281,14 @@ class Tally:
         for (_, status), count in self.seen.items():
             found[status] += count
         return dict(sorted(found.items()))
+
+
+def told(status: int, body: bytes) -> int:
+    """The status, or that of the error at the end of an answer that had begun, which is how the server counts it."""
+    last = body.strip().rpartition(b"\n\n")[2]
+    if status == 200 and last.removeprefix(b"data: ").startswith(b'{"error":'):
+        return 429 if b'"code":"queue_full"' in last else 400
+    return status
 
 
 def wrong(ask: Ask, status: int, body: bytes) -> str | None:

@@ -350,12 +350,20 @@ def test_what_is_left_while_its_answer_is_written_costs_nothing(shop: Shop, monk
     customer = shop()
     connection, left = customer.client.connect(), threading.Event()
 
-    def whole(ongoing: Ongoing, *_: Any) -> bytes:
+    begun: list[Ongoing] = []
+    submit = Ongoing.submit
+
+    def submitted(ongoing: Ongoing, *args: Any) -> None:
+        begun.append(ongoing)
+        submit(ongoing, *args)
+
+    def whole(*_: Any) -> bytes:
         connection.close()
-        until(lambda: ongoing._feed.gone, 30)
+        until(lambda: begun[0]._feed.gone, 30)
         left.set()
         return b"{}"
 
+    monkeypatch.setattr(Ongoing, "submit", submitted)
     monkeypatch.setattr("ster.server.respond.whole", whole)
     connection.sendall(customer.raw(max_tokens=2))
     assert left.wait(30)
