@@ -177,7 +177,8 @@ def survive(steps: list[int], toy_dir: Path, folder: Path, url: str = "") -> Non
     raise AssertionError("it never came to its end")
 
 
-@pytest.mark.parametrize("steps", [[2, 4], [9, 13, 20], [24, 31], [33, 34]])
+# Two at most: a harvest that ends three servers before a shard more is on disk is given up, and where that is depends on how fast all goes.
+@pytest.mark.parametrize("steps", [[2, 4], [9, 13], [20, 24], [31, 33]])
 def test_killed_at_any_step_it_goes_on_and_comes_out_the_same(
     toy_dir: Path, toy_model: ster.Model, tmp_path: Path, expected: dict[str, bytes], steps: list[int]
 ) -> None:
