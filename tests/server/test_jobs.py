@@ -387,6 +387,39 @@ def test_an_end_that_the_database_did_not_take_is_begun_again(client: Client, mo
     assert ended(client, submit(client))["status"] == "done"
 
 
+def test_a_server_that_was_taken_for_dead_runs_each_job_once_and_at_last(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It slept, say, and another server put back what it runs: it takes that again when its own thread has let go, and not before."""
+    monkeypatch.setattr(runner_module, "RECOVER_SECONDS", 0.0)
+    monkeypatch.setattr(runner_module, "LOOK_SECONDS", 0.01)
+    runner, begun, going, most = runner_of(client), [], set(), []
+    run, gate = runner_module.Runner._carry_out, threading.Event()
+
+    def noted(self: runner_module.Runner, active: runner_module.Active) -> Any:
+        begun.append(active.row.attempts)
+        going.add(active)
+        most.append(len(going))
+        try:
+            return run(self, active)
+        finally:
+            gate.wait(60)
+            going.discard(active)
+
+    monkeypatch.setattr(runner_module.Runner, "_carry_out", noted)
+    with client.models.pass_lock:
+        id = submit(client)
+        until(lambda: runner._active and next(iter(runner._active.values())).execution is not None)
+        first = runner._active[id]
+        with state_of(client).database.write() as connection:
+            connection.execute(sa.update(jobs).values(state="queued", server_id=None, started_at=None))
+        until(first.ended.is_set)
+        gate.wait(0.2)
+        assert job(client, id)["status"] == "queued" and runner._active[id] is first
+        gate.set()
+    assert ended(client, id)["status"] == "done"
+    assert begun == [1, 2] and max(most) == 1
+    until(lambda: not runner._active and not runner._threads)
+
+
 # A server that ends
 
 

@@ -142,3 +142,19 @@ def alive(database: Database) -> set[str]:
     with database.write() as connection:
         bury_dead(connection)
         return set(connection.execute(living()).scalars())
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_server_does_not_take_itself_for_dead(database_url: str, gone: bool) -> None:
+    """Be it that it has not beaten for long, or that another buried it."""
+    database = Database(find_place(url=database_url).url)
+    mine = Presence(database)
+    with database.write() as connection:
+        for id in {"srv_far", mine.id} - ({mine.id} if gone else set()):
+            row = {"id": id, "host": "elsewhere", "pid": os.getpid(), "started_at": 0.0, "beat_at": 0.0}
+            connection.execute(sa.insert(servers).values(row))
+        bury_dead(connection, mine.id)
+        assert connection.execute(living()).scalars().all() == [mine.id]
+        bury_dead(connection)  # as another would
+        assert connection.execute(living()).scalars().all() == [mine.id]
+    database.close()

@@ -15,7 +15,7 @@ pytest.importorskip("sqlalchemy", reason="the extra `serve` is not installed")
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 
 from ster.state.database import Database
 from ster.state.place import find_place
@@ -196,6 +196,32 @@ def test_what_a_server_has_forgotten_is_put_back(queue: Queue) -> None:
     other = queue.claim(MODELS, "t")
     assert recover(queue, held=["2"]) == [] and [state(queue, id) for id in "123"] == ["queued", "running", "running"]
     assert not end(queue, mine[0]) and end(queue, mine[1]) and end(queue, other)
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_what_a_server_still_runs_is_its_own_however_late_it_beats(queue: Queue, present: bool) -> None:
+    if present:
+        live(queue, "me")
+        with queue._database.write() as connection:
+            connection.execute(update(servers).values(beat_at=0.0))
+    add(queue, "o", "1")
+    mine = queue.claim(MODELS, "me")
+    assert recover(queue, held=["1"]) == [] and state(queue, "1") == "running"
+    assert end(queue, mine)
+
+
+def test_what_a_server_still_runs_is_not_put_back_nor_claimed_by_it_again(queue: Queue) -> None:
+    """Another took it for dead, and put back what it runs."""
+    for id in ("1", "2"):
+        add(queue, "o", id)
+    claimed = queue.claim(MODELS, "other")
+    assert claimed is not None and recover(queue, held=["1"]) == [] and state(queue, "1") == "running"
+    recover(queue)
+    assert state(queue, "1") == "queued"
+    following = queue.claim(MODELS, "me", held=["1"])
+    assert following is not None and following.id == "2" and queue.claim(MODELS, "me", held=["1"]) is None
+    again = queue.claim(MODELS, "me")
+    assert again is not None and again.id == "1"
 
 
 def test_what_ends_its_servers_is_given_up(queue: Queue) -> None:

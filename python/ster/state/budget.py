@@ -207,13 +207,13 @@ def settle(connection: Connection, hold_id: str, used: Amount, requests: int = 1
     return used
 
 
-def free_dead(connection: Connection, now: float | None = None) -> int:
-    """Free what servers hold that are dead; see `ster.state.presence`.
+def free_dead(connection: Connection, now: float | None = None, own: str | None = None) -> int:
+    """Free what servers hold that are dead; see `ster.state.presence`. own: this process, where it is a server.
 
     Returns: how many Holds.
     """
     now = time.time() if now is None else now
-    bury_dead(connection)
+    bury_dead(connection, own)
     dead = (holds.c.server_id.is_not(None), holds.c.server_id.not_in(living()), holds.c.freed_at.is_(None))
     freed = 0
     for key_id in connection.execute(select(holds.c.key_id).where(*dead).distinct().order_by(holds.c.key_id)).scalars().all():

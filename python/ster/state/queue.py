@@ -62,14 +62,14 @@ class Queue:
         query = select(func.count()).select_from(table).where(table.c.owner == owner, table.c.state.in_(("queued", "running")))
         return connection.execute(query).scalar_one()
 
-    def claim(self, models: Collection[str], server_id: str) -> Found | None:
+    def claim(self, models: Collection[str], server_id: str, held: Collection[str] = ()) -> Found | None:
         """Take one row of these models to run, with its `request`; None: there is none.
 
         The oldest of the owner of whom fewest run, and of those the one whose last began longest ago: a thousand rows of one owner keep
-        none of a few of another waiting.
+        none of a few of another waiting. Rows that the server still has in hand (`held`), as after it was taken for dead, are not taken.
         """
         table = self._table
-        waiting = and_(table.c.state == "queued", table.c.model.in_(models))
+        waiting = and_(table.c.state == "queued", table.c.model.in_(models), table.c.id.not_in(held))
         with self._database.read() as connection:  # nobody is kept from writing while there is nothing to do
             if connection.execute(select(table.c.id).where(waiting).limit(1)).first() is None:
                 return None
@@ -142,12 +142,12 @@ class Queue:
         return False
 
     def recover(self, connection: Connection, error: str, server_id: str, held: Collection[str]) -> Sequence[Found]:
-        """`retry` what dead servers had claimed, and what this one has whose id is not among those it has in hand (`held`): the database
-        did not hear of its end. Those that failed are returned as they were, for their Holds to be freed."""
-        bury_dead(connection)
+        """`retry` what dead servers had claimed, and what this one has, of whose end the database did not hear; but nothing that it has in
+        hand, by their ids (`held`). Those that failed are returned as they were, for their Holds to be freed."""
+        bury_dead(connection, server_id)
         table = self._table
-        forgotten = and_(table.c.server_id == server_id, table.c.id.not_in(held))
-        query = select(*self._shown).where(table.c.state == "running", or_(table.c.server_id.not_in(living()), forgotten))
+        lost_by = or_(table.c.server_id.not_in(living()), table.c.server_id == server_id)
+        query = select(*self._shown).where(table.c.state == "running", table.c.id.not_in(held), lost_by)
         lost = connection.execute(query.with_for_update(skip_locked=True)).all()
         return [row for row in lost if self.retry(connection, row, error)]
 

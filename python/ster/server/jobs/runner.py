@@ -126,8 +126,9 @@ class Runner:
         with self._lock:
             if self._draining() or len(self._active) >= self._settings.jobs_running:
                 return False
+            held = list(self._active)
         names = [served.name for served in self._models if _takes_jobs(served)]
-        row = self.queue.claim(names, self._state.presence.id) if names else None
+        row = self.queue.claim(names, self._state.presence.id, held) if names else None
         if row is None:
             return False
         active = Active(row)
@@ -195,7 +196,8 @@ class Runner:
             if active.lease is not None:
                 active.lease.close()
             with self._lock:
-                del self._active[row.id], self._threads[row.id]
+                if self._active.get(row.id) is active:
+                    del self._active[row.id], self._threads[row.id]
             self._woken.set()
 
     def _carry_out(self, active: Active) -> tuple[bytes, Amount]:
