@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -157,4 +158,20 @@ def test_a_server_does_not_take_itself_for_dead(database_url: str, gone: bool) -
         assert connection.execute(living()).scalars().all() == [mine.id]
         bury_dead(connection)  # as another would
         assert connection.execute(living()).scalars().all() == [mine.id]
+    database.close()
+
+
+def test_only_where_a_pid_is_known_is_a_server_judged_by_it(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another boot, or another namespace of pids, under the same name: the beat alone says."""
+    database = Database(find_place(url=database_url).url)
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    here, parts = presence.place(), presence.place().split()
+    assert len(parts) == 3 or not sys.platform.startswith("linux")
+    others = {" ".join([*parts[:at], "other", *parts[at + 1 :]]) for at in range(len(parts))} | {f"{here} other"}
+    with database.write() as connection:
+        for number, place in enumerate([here, *sorted(others)]):
+            row = {"id": f"srv_{number}", "host": place, "pid": process.pid, "started_at": 0.0, "beat_at": time.time()}
+            connection.execute(sa.insert(servers).values(row))
+    assert alive(database) == {f"srv_{number}" for number in range(1, len(others) + 1)}
     database.close()

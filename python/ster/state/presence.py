@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 import time
+from pathlib import Path
 
 from sqlalchemy import Connection, Select, delete, select, text, update
 
@@ -18,6 +19,7 @@ from ster.state.tables import servers
 log = logging.getLogger("ster.server")
 BEAT_SECONDS = 5.0
 DEAD_SECONDS = 60.0  # clocks of machines that share a database may differ by much less than this
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 REGISTER = text(  # several threads of one process may do it at once
     "insert into servers (id, host, pid, started_at, beat_at) values (:id, :host, :pid, :now, :now) on conflict (id) do nothing"
 )
@@ -57,7 +59,7 @@ def beat(connection: Connection, id: str) -> None:
     """Write that this process, the server `id`, lives. Its row may be gone: another took it for dead, as after a sleep of the machine."""
     now = time.time()
     if not connection.execute(update(servers).where(servers.c.id == id).values(beat_at=now)).rowcount:
-        row = {"id": id, "host": socket.gethostname(), "pid": os.getpid(), "now": now}
+        row = {"id": id, "host": place(), "pid": os.getpid(), "now": now}
         connection.execute(REGISTER, row)
 
 
@@ -68,17 +70,28 @@ def bury_dead(connection: Connection, own: str | None = None) -> None:
     """
     if own is not None:
         beat(connection, own)
-    host, now = socket.gethostname(), time.time()
+    here, now = place(), time.time()
     for row in connection.execute(select(servers).with_for_update(skip_locked=True)).all():
         if row.id == own:
             continue
-        if row.beat_at < now - DEAD_SECONDS or (row.host == host and not _runs(row.pid)):
+        if row.beat_at < now - DEAD_SECONDS or (row.host == here and not _runs(row.pid)):
             connection.execute(delete(servers).where(servers.c.id == row.id))
 
 
 def living() -> Select[tuple[str]]:
     """The ids, for `column.not_in(living())`."""
     return select(servers.c.id)
+
+
+def place() -> str:
+    """Where a pid names one process: the host's name, and where the system tells them, which boot and which namespace of pids. Containers
+    may share a name, and each has a process 1."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(BOOT.read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(parts)
 
 
 def _runs(pid: int) -> bool:
