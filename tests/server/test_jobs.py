@@ -356,6 +356,13 @@ def test_jobs_are_kept_for_some_days(client: Client, monkeypatch: pytest.MonkeyP
     assert error_of(client.get(f"/v1/jobs/{new}")) == (500, "job_result_missing", None)
 
 
+def test_however_many_files_are_old_the_sweep_keeps_what_is_wanted(tmp_path: Path, toy_model: ster.Model, database_url: str) -> None:
+    with serving(tmp_path / "state", toy_model, url=database_url) as client:
+        id = submit(client)
+        ended(client, id)
+        assert runner_of(client)._wanted([*map(str, range(70_000)), id]) == {id}
+
+
 def test_a_job_begins_again_when_the_server_fails_and_not_for_ever(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     run = execution_module.Execution.run
     failures = iter([OSError("a bug")] * 2 + [None] + [OSError("a bug")] * 9)

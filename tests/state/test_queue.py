@@ -273,6 +273,26 @@ def test_what_ended_is_removed_later(queue: Queue) -> None:
     assert page is not None and [row.id for row in page[0]] == ["3", "2"]
 
 
+def test_however_many_ended_all_are_removed(queue: Queue) -> None:
+    """More than either database takes in one statement."""
+    ids = [f"{number}" for number in range(70_000)]
+    more = {} if queue._table is jobs else {"prompts": 1, "tokens": 2, "bytes": 3}
+    row = {"owner": "o", "model": "a", "request": b"", "state": "done", "created_at": 0.0, "ended_at": 1.0, **more}
+    with queue._database.write() as connection:
+        connection.execute(insert(queue._table), [{"id": id, **row} for id in ids[:2_500]])
+        queue.remove(connection, ids)
+    assert queue.expired(2.0) == []
+
+
+def test_what_failed_is_returned_in_the_order_in_which_keys_are_locked(queue: Queue) -> None:
+    for number, owner in enumerate("cabdca"):
+        add(queue, owner, str(number))
+    with queue._database.write() as connection:
+        connection.execute(update(queue._table).values(state="running", server_id="gone", attempts=MAX_ATTEMPTS))
+        failed = queue.recover(connection, "{}", "me", ())
+    assert [row.owner for row in failed] == list("aabccd")
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from(["add", "claim", "done", "failed", "put_back", "cancel", "die", "recover"]), st.integers(0, 3)),
     max_size=40,

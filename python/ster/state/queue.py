@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Table, and_, delete, func, insert, or_, select, update
 
-from ster.state.database import Database
+from ster.state.database import Database, pieces
 from ster.state.presence import bury_dead, living
 
 MAX_ATTEMPTS = 3  # a row that ended so many servers is not given to another
@@ -143,13 +143,14 @@ class Queue:
 
     def recover(self, connection: Connection, error: str, server_id: str, held: Collection[str]) -> Sequence[Found]:
         """`retry` what dead servers had claimed, and what this one has, of whose end the database did not hear; but nothing that it has in
-        hand, by their ids (`held`). Those that failed are returned as they were, for their Holds to be freed."""
+        hand, by their ids (`held`). Those that failed are returned as they were, for their Holds to be freed, in the order of their owners:
+        keys are locked in that order, here as elsewhere, so that no two transactions wait for each other."""
         bury_dead(connection, server_id)
         table = self._table
         lost_by = or_(table.c.server_id.not_in(living()), table.c.server_id == server_id)
         query = select(*self._shown).where(table.c.state == "running", table.c.id.not_in(held), lost_by)
         lost = connection.execute(query.with_for_update(skip_locked=True)).all()
-        return [row for row in lost if self.retry(connection, row, error)]
+        return sorted((row for row in lost if self.retry(connection, row, error)), key=lambda row: str(row.owner))
 
     def still(self, claimed: Collection[Found]) -> set[str]:
         """The ids of those that are still claimed so."""
@@ -169,4 +170,5 @@ class Queue:
 
     def remove(self, connection: Connection, ids: Collection[str]) -> None:
         """Rows that are final."""
-        connection.execute(delete(self._table).where(self._table.c.id.in_(ids), self._table.c.state.in_(FINAL)))
+        for some in pieces(list(ids)):
+            connection.execute(delete(self._table).where(self._table.c.id.in_(some), self._table.c.state.in_(FINAL)))

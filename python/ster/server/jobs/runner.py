@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
 
 import orjson
 from sqlalchemy import select
@@ -25,6 +24,7 @@ from ster.server.schema import JobRequest, parse_body
 from ster.server.served import Models, Served
 from ster.server.settings import Settings
 from ster.state.budget import Amount
+from ster.state.database import pieces
 from ster.state.queue import Found, Queue
 from ster.state.state import State
 from ster.state.tables import jobs
@@ -170,10 +170,13 @@ class Runner:
                 self.queue.remove(connection, gone)
         self.results.sweep(self._wanted)
 
-    def _wanted(self, ids: Any) -> set[str]:
+    def _wanted(self, ids: Collection[str]) -> set[str]:
+        found: set[str] = set()
         with self._state.database.read() as connection:
-            found = connection.execute(select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.state.in_(("running", "done"))))
-            return set(found.scalars())
+            for some in pieces(list(ids)):
+                query = select(jobs.c.id).where(jobs.c.id.in_(some), jobs.c.state.in_(("running", "done")))
+                found.update(connection.execute(query).scalars())
+        return found
 
     # On a thread for each Job
 
