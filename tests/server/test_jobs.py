@@ -576,6 +576,7 @@ def test_a_job_of_a_key_that_is_revoked_ends_and_is_paid(tmp_path: Path, toy_mod
         client.headers["authorization"] = f"Bearer {key}"
         with client.models.pass_lock:
             submit(client)
+            until(lambda: bool(runner_of(client)._active))
             with database.write() as connection:
                 set_state(connection, "mine", "revoked")
         until(lambda: not runner_of(client)._active and len(list((state_of(client).folder / "jobs").glob("*.json"))) == 1)

@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, insert, select, update
 
+from ster.state.budget import Amount, take_hold, usage
 from ster.state.database import Database
+from ster.state.keys import create_key, set_state
 from ster.state.place import find_place
 from ster.state.queue import MAX_ATTEMPTS, Found, Queue
 from ster.state.tables import harvests, jobs, servers
@@ -291,6 +293,39 @@ def test_what_failed_is_returned_in_the_order_in_which_keys_are_locked(queue: Qu
         connection.execute(update(queue._table).values(state="running", server_id="gone", attempts=MAX_ATTEMPTS))
         failed = queue.recover(connection, "{}", "me", ())
     assert [row.owner for row in failed] == list("aabccd")
+
+
+def test_what_is_queued_waits_while_its_key_is_paused_and_ends_when_it_is_revoked(queue: Queue) -> None:
+    """What runs comes to its end, also where it is put back for another server; what others have queued stays."""
+    with queue._database.write() as connection:
+        key = create_key(connection, "mine")[0].id
+        taken = [take_hold(connection, key, Amount(5), None).id for _ in range(3)]
+    for number, hold in enumerate(taken):
+        add(queue, key, str(number), hold_id=hold)
+    running = queue.claim(MODELS, "s")
+    assert running is not None
+    set_key(queue, "paused")
+    assert queue.claim(MODELS, "s") is None
+    add(queue, "local", "other")
+    other = queue.claim(MODELS, "s")
+    assert other is not None and other.id == "other"
+    with queue._database.write() as connection:
+        queue.put_back(connection, other)
+    set_key(queue, "active")
+    with queue._database.read() as connection:
+        assert usage(connection, key).month.held == Amount(15)
+    set_key(queue, "revoked")
+    assert [state(queue, id) for id in ("0", "1", "2", "other")] == ["running", "cancelled", "cancelled", "queued"]
+    with queue._database.write() as connection:
+        assert usage(connection, key).month.held == Amount(5)
+        queue.put_back(connection, running)
+    claimed = [queue.claim(MODELS, "t"), queue.claim(MODELS, "t"), queue.claim(MODELS, "t")]
+    assert {row and row.id for row in claimed} == {"0", "other", None}
+
+
+def set_key(queue: Queue, wanted: Any) -> None:
+    with queue._database.write() as connection:
+        set_state(connection, "mine", wanted)
 
 
 STEPS = st.lists(

@@ -14,11 +14,13 @@ from sqlalchemy import Connection, Row, Table, and_, delete, func, insert, or_, 
 
 from ster.state.database import Database, pieces
 from ster.state.presence import bury_dead, living
+from ster.state.tables import keys
 
 MAX_ATTEMPTS = 3  # a row that ended so many servers is not given to another
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 FINAL = ("done", "failed", "cancelled")
 Found = Row[Any]
+PAUSED = select(keys.c.id).where(keys.c.state == "paused")
 
 
 class Queue:
@@ -66,10 +68,11 @@ class Queue:
         """Take one row of these models to run, with its `request`; None: there is none.
 
         The oldest of the owner of whom fewest run, and of those the one whose last began longest ago: a thousand rows of one owner keep
-        none of a few of another waiting. Rows that the server still has in hand (`held`), as after it was taken for dead, are not taken.
+        none of a few of another waiting. Rows that the server still has in hand (`held`), as after it was taken for dead, are not taken,
+        nor those of a key that is paused.
         """
         table = self._table
-        waiting = and_(table.c.state == "queued", table.c.model.in_(models), table.c.id.not_in(held))
+        waiting = and_(table.c.state == "queued", table.c.model.in_(models), table.c.id.not_in(held), table.c.owner.not_in(PAUSED))
         with self._database.read() as connection:  # nobody is kept from writing while there is nothing to do
             if connection.execute(select(table.c.id).where(waiting).limit(1)).first() is None:
                 return None
@@ -95,7 +98,7 @@ class Queue:
         began = select(func.coalesce(func.max(other.c.started_at), 0.0)).where(other.c.owner == table.c.owner).scalar_subquery()
         query = (
             select(table.c.owner)
-            .where(table.c.state == "queued", table.c.model.in_(models))
+            .where(table.c.state == "queued", table.c.model.in_(models), table.c.owner.not_in(PAUSED))
             .group_by(table.c.owner)
             .order_by(running, began, func.min(table.c.created_at))
         )
