@@ -27,6 +27,7 @@ from ster.state.budget import usage
 from ster.state.database import Database
 from ster.state.keys import create_key
 from ster.state.place import find_place
+from ster.state.queue import Queue
 from ster.state.tables import harvests, holds, servers
 
 SIZE = 3  # prompts in a shard: three shards
@@ -267,7 +268,7 @@ def test_two_servers_share_a_database_and_run_each_harvest_once(
 def test_a_server_that_lives_takes_over_from_one_that_is_dead(
     toy_model: ster.Model, tmp_path: Path, database_url: str, gate: Gate, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dead one comes back, and changes nothing that is no longer its own."""
+    """Another finds it dead; it comes back, and changes nothing that is no longer its own."""
     monkeypatch.setattr("ster.server.harvests.runner.RECOVER_SECONDS", 0.2)
     monkeypatch.setattr("ster.server.harvests.runner.BUSY_SECONDS", 0.2)
     monkeypatch.setattr(presence, "BEAT_SECONDS", 1000.0)
@@ -278,6 +279,8 @@ def test_a_server_that_lives_takes_over_from_one_that_is_dead(
         with state.database.write() as connection:  # as after a long sleep of its machine
             mine = servers.c.id == state.presence.id
             connection.execute(servers.update().where(mine).values(beat_at=time.time() - 2 * presence.DEAD_SECONDS))
+            assert Queue(state.database, harvests).recover(connection, "{}", "srv_other", ()) == []
+            connection.execute(servers.delete().where(servers.c.id == "srv_other"))
         with harvesting(toy_model, tmp_path, url=database_url) as two:
             until(lambda: rows_of(tmp_path, database_url)[0].server_id != state.presence.id, 30)
             one.app.state.harvests.runner.stop()

@@ -356,6 +356,13 @@ def test_jobs_are_kept_for_some_days(client: Client, monkeypatch: pytest.MonkeyP
     assert error_of(client.get(f"/v1/jobs/{new}")) == (500, "job_result_missing", None)
 
 
+def test_however_many_files_are_old_the_sweep_keeps_what_is_wanted(tmp_path: Path, toy_model: ster.Model, database_url: str) -> None:
+    with serving(tmp_path / "state", toy_model, url=database_url) as client:
+        id = submit(client)
+        ended(client, id)
+        assert runner_of(client)._wanted([*map(str, range(70_000)), id]) == {id}
+
+
 def test_a_job_begins_again_when_the_server_fails_and_not_for_ever(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     run = execution_module.Execution.run
     failures = iter([OSError("a bug")] * 2 + [None] + [OSError("a bug")] * 9)
@@ -385,6 +392,39 @@ def test_an_end_that_the_database_did_not_take_is_begun_again(client: Client, mo
 
     monkeypatch.setattr(runner_of(client).queue, "finish", broken)
     assert ended(client, submit(client))["status"] == "done"
+
+
+def test_a_server_that_was_taken_for_dead_runs_each_job_once_and_at_last(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It slept, say, and another server put back what it runs: it takes that again when its own thread has let go, and not before."""
+    monkeypatch.setattr(runner_module, "RECOVER_SECONDS", 0.0)
+    monkeypatch.setattr(runner_module, "LOOK_SECONDS", 0.01)
+    runner, begun, going, most = runner_of(client), [], set(), []
+    run, gate = runner_module.Runner._carry_out, threading.Event()
+
+    def noted(self: runner_module.Runner, active: runner_module.Active) -> Any:
+        begun.append(active.row.attempts)
+        going.add(active)
+        most.append(len(going))
+        try:
+            return run(self, active)
+        finally:
+            gate.wait(60)
+            going.discard(active)
+
+    monkeypatch.setattr(runner_module.Runner, "_carry_out", noted)
+    with client.models.pass_lock:
+        id = submit(client)
+        until(lambda: runner._active and next(iter(runner._active.values())).execution is not None)
+        first = runner._active[id]
+        with state_of(client).database.write() as connection:
+            connection.execute(sa.update(jobs).values(state="queued", server_id=None, started_at=None))
+        until(first.ended.is_set)
+        gate.wait(0.2)
+        assert job(client, id)["status"] == "queued" and runner._active[id] is first
+        gate.set()
+    assert ended(client, id)["status"] == "done"
+    assert begun == [1, 2] and max(most) == 1
+    until(lambda: not runner._active and not runner._threads)
 
 
 # A server that ends
@@ -536,6 +576,7 @@ def test_a_job_of_a_key_that_is_revoked_ends_and_is_paid(tmp_path: Path, toy_mod
         client.headers["authorization"] = f"Bearer {key}"
         with client.models.pass_lock:
             submit(client)
+            until(lambda: bool(runner_of(client)._active))
             with database.write() as connection:
                 set_state(connection, "mine", "revoked")
         until(lambda: not runner_of(client)._active and len(list((state_of(client).folder / "jobs").glob("*.json"))) == 1)

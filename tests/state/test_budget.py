@@ -247,6 +247,29 @@ def test_a_hold_whose_server_was_taken_for_dead_spends_what_is_left(database: Da
         assert usage(connection, key, NOON).left("monthly_tokens") == 0
 
 
+def test_a_server_that_was_taken_for_dead_holds_again_what_fits(database: Database) -> None:
+    add_server(database, "srv_b")
+    key, full = make_key(database, monthly_tokens=10, concurrency=2), make_key(database, monthly_tokens=10)
+    one, two = take(database, key, 3, 4, server="srv_b", now=NOON), take(database, full, 3, 4, server="srv_b", now=NOON)
+
+    def held(key: str) -> int:
+        with database.read() as connection:
+            return usage(connection, key, NOON).month.held.tokens
+
+    with database.write() as connection:
+        connection.execute(sa.delete(servers).where(servers.c.id == "srv_b"))
+        assert free_dead(connection, NOON) == 2
+    other = take(database, full, 4, now=NOON)
+    assert (held(key), held(full)) == (0, 4)
+    with database.write() as connection:
+        assert free_dead(connection, NOON, own="srv_b") == 0
+    assert (held(key), held(full)) == (7, 4)
+    with pytest.raises(OverBudget):
+        take(database, key, 4, now=NOON)
+    assert paid(database, one, 3, 4) == Amount(3, 4) and paid(database, two, 3, 4) == Amount(3, 3)
+    assert paid(database, other, 4) == Amount(4)
+
+
 def test_a_freed_hold_is_forgotten_after_a_while(database: Database) -> None:
     key = make_key(database)
     add_server(database, "srv_c")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -142,3 +143,35 @@ def alive(database: Database) -> set[str]:
     with database.write() as connection:
         bury_dead(connection)
         return set(connection.execute(living()).scalars())
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_server_does_not_take_itself_for_dead(database_url: str, gone: bool) -> None:
+    """Be it that it has not beaten for long, or that another buried it."""
+    database = Database(find_place(url=database_url).url)
+    mine = Presence(database)
+    with database.write() as connection:
+        for id in {"srv_far", mine.id} - ({mine.id} if gone else set()):
+            row = {"id": id, "host": "elsewhere", "pid": os.getpid(), "started_at": 0.0, "beat_at": 0.0}
+            connection.execute(sa.insert(servers).values(row))
+        bury_dead(connection, mine.id)
+        assert connection.execute(living()).scalars().all() == [mine.id]
+        bury_dead(connection)  # as another would
+        assert connection.execute(living()).scalars().all() == [mine.id]
+    database.close()
+
+
+def test_only_where_a_pid_is_known_is_a_server_judged_by_it(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another boot, or another namespace of pids, under the same name: the beat alone says."""
+    database = Database(find_place(url=database_url).url)
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    here, parts = presence.place(), presence.place().split()
+    assert len(parts) == 3 or not sys.platform.startswith("linux")
+    others = {" ".join([*parts[:at], "other", *parts[at + 1 :]]) for at in range(len(parts))} | {f"{here} other"}
+    with database.write() as connection:
+        for number, place in enumerate([here, *sorted(others)]):
+            row = {"id": f"srv_{number}", "host": place, "pid": process.pid, "started_at": 0.0, "beat_at": time.time()}
+            connection.execute(sa.insert(servers).values(row))
+    assert alive(database) == {f"srv_{number}" for number in range(1, len(others) + 1)}
+    database.close()

@@ -15,9 +15,11 @@ pytest.importorskip("sqlalchemy", reason="the extra `serve` is not installed")
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 
+from ster.state.budget import Amount, take_hold, usage
 from ster.state.database import Database
+from ster.state.keys import create_key, set_state
 from ster.state.place import find_place
 from ster.state.queue import MAX_ATTEMPTS, Found, Queue
 from ster.state.tables import harvests, jobs, servers
@@ -198,6 +200,32 @@ def test_what_a_server_has_forgotten_is_put_back(queue: Queue) -> None:
     assert not end(queue, mine[0]) and end(queue, mine[1]) and end(queue, other)
 
 
+@pytest.mark.parametrize("present", [False, True])
+def test_what_a_server_still_runs_is_its_own_however_late_it_beats(queue: Queue, present: bool) -> None:
+    if present:
+        live(queue, "me")
+        with queue._database.write() as connection:
+            connection.execute(update(servers).values(beat_at=0.0))
+    add(queue, "o", "1")
+    mine = queue.claim(MODELS, "me")
+    assert recover(queue, held=["1"]) == [] and state(queue, "1") == "running"
+    assert end(queue, mine)
+
+
+def test_what_a_server_still_runs_is_not_put_back_nor_claimed_by_it_again(queue: Queue) -> None:
+    """Another took it for dead, and put back what it runs."""
+    for id in ("1", "2"):
+        add(queue, "o", id)
+    claimed = queue.claim(MODELS, "other")
+    assert claimed is not None and recover(queue, held=["1"]) == [] and state(queue, "1") == "running"
+    recover(queue)
+    assert state(queue, "1") == "queued"
+    following = queue.claim(MODELS, "me", held=["1"])
+    assert following is not None and following.id == "2" and queue.claim(MODELS, "me", held=["1"]) is None
+    again = queue.claim(MODELS, "me")
+    assert again is not None and again.id == "1"
+
+
 def test_what_ends_its_servers_is_given_up(queue: Queue) -> None:
     add(queue, "o", "1", hold_id="h")
     for attempt in range(1, MAX_ATTEMPTS):
@@ -245,6 +273,59 @@ def test_what_ended_is_removed_later(queue: Queue) -> None:
         queue.remove(connection, ["1", "2", "3"])
     page = queue.list("o", 10)
     assert page is not None and [row.id for row in page[0]] == ["3", "2"]
+
+
+def test_however_many_ended_all_are_removed(queue: Queue) -> None:
+    """More than either database takes in one statement."""
+    ids = [f"{number}" for number in range(70_000)]
+    more = {} if queue._table is jobs else {"prompts": 1, "tokens": 2, "bytes": 3}
+    row = {"owner": "o", "model": "a", "request": b"", "state": "done", "created_at": 0.0, "ended_at": 1.0, **more}
+    with queue._database.write() as connection:
+        connection.execute(insert(queue._table), [{"id": id, **row} for id in ids[:2_500]])
+        queue.remove(connection, ids)
+    assert queue.expired(2.0) == []
+
+
+def test_what_failed_is_returned_in_the_order_in_which_keys_are_locked(queue: Queue) -> None:
+    for number, owner in enumerate("cabdca"):
+        add(queue, owner, str(number))
+    with queue._database.write() as connection:
+        connection.execute(update(queue._table).values(state="running", server_id="gone", attempts=MAX_ATTEMPTS))
+        failed = queue.recover(connection, "{}", "me", ())
+    assert [row.owner for row in failed] == list("aabccd")
+
+
+def test_what_is_queued_waits_while_its_key_is_paused_and_ends_when_it_is_revoked(queue: Queue) -> None:
+    """What runs comes to its end, also where it is put back for another server; what others have queued stays."""
+    with queue._database.write() as connection:
+        key = create_key(connection, "mine")[0].id
+        taken = [take_hold(connection, key, Amount(5), None).id for _ in range(3)]
+    for number, hold in enumerate(taken):
+        add(queue, key, str(number), hold_id=hold)
+    running = queue.claim(MODELS, "s")
+    assert running is not None
+    set_key(queue, "paused")
+    assert queue.claim(MODELS, "s") is None
+    add(queue, "local", "other")
+    other = queue.claim(MODELS, "s")
+    assert other is not None and other.id == "other"
+    with queue._database.write() as connection:
+        queue.put_back(connection, other)
+    set_key(queue, "active")
+    with queue._database.read() as connection:
+        assert usage(connection, key).month.held == Amount(15)
+    set_key(queue, "revoked")
+    assert [state(queue, id) for id in ("0", "1", "2", "other")] == ["running", "cancelled", "cancelled", "queued"]
+    with queue._database.write() as connection:
+        assert usage(connection, key).month.held == Amount(5)
+        queue.put_back(connection, running)
+    claimed = [queue.claim(MODELS, "t"), queue.claim(MODELS, "t"), queue.claim(MODELS, "t")]
+    assert {row and row.id for row in claimed} == {"0", "other", None}
+
+
+def set_key(queue: Queue, wanted: Any) -> None:
+    with queue._database.write() as connection:
+        set_state(connection, "mine", wanted)
 
 
 STEPS = st.lists(

@@ -95,7 +95,7 @@ def show(name: NameArgument, state: StateOption = None, database: DatabaseOption
 
 @keys.command(short_help="Refuse a key for a while.")
 def pause(name: NameArgument, state: StateOption = None, database: DatabaseOption = None) -> None:
-    """Refuse a key until it is resumed. What runs comes to its end, and is paid."""
+    """Refuse a key until it is resumed. What runs comes to its end, and is paid; Jobs and harvests that are queued wait."""
     _set_state(name, "paused", state, database)
 
 
@@ -107,7 +107,10 @@ def resume(name: NameArgument, state: StateOption = None, database: DatabaseOpti
 
 @keys.command(short_help="Refuse a key for good.")
 def revoke(name: NameArgument, state: StateOption = None, database: DatabaseOption = None) -> None:
-    """Refuse a key for good. What runs comes to its end, and is paid; what it has spent stays known."""
+    """Refuse a key for good. What runs comes to its end, and is paid; Jobs and harvests that are queued are cancelled.
+
+    What it has spent stays known.
+    """
     _set_state(name, "revoked", state, database)
 
 

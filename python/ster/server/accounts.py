@@ -131,7 +131,7 @@ class Accounts:
         while True:
             try:
                 with self.state.database.write() as connection:
-                    freed = free_dead(connection)
+                    freed = free_dead(connection, own=self.state.presence.id)
                 if freed:
                     log.warning("freed %d Holds of servers that are dead", freed)
             except Exception as error:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, delete, func, insert, or_, select, update
 
 from ster.errors import SterError
 from ster.state.presence import bury_dead, living
@@ -207,18 +207,26 @@ def settle(connection: Connection, hold_id: str, used: Amount, requests: int = 1
     return used
 
 
-def free_dead(connection: Connection, now: float | None = None) -> int:
+def free_dead(connection: Connection, now: float | None = None, own: str | None = None) -> int:
     """Free what servers hold that are dead; see `ster.state.presence`.
+
+    own: this process, where it is a server: what it holds that another freed, which took it for dead, counts again where the budgets still
+    have room for it; what does not fit stays freed.
 
     Returns: how many Holds.
     """
     now = time.time() if now is None else now
-    bury_dead(connection)
+    bury_dead(connection, own)
     dead = (holds.c.server_id.is_not(None), holds.c.server_id.not_in(living()), holds.c.freed_at.is_(None))
+    mine = (holds.c.server_id == own, holds.c.freed_at.is_not(None))  # nothing where `own` is None
     freed = 0
-    for key_id in connection.execute(select(holds.c.key_id).where(*dead).distinct().order_by(holds.c.key_id)).scalars().all():
-        _locked(connection, key_id)
+    changed = select(holds.c.key_id).where(or_(and_(*dead), and_(*mine))).distinct().order_by(holds.c.key_id)
+    for key_id in connection.execute(changed).scalars().all():
+        key = _locked(connection, key_id)
         freed += connection.execute(update(holds).where(holds.c.key_id == key_id, *dead).values(freed_at=now)).rowcount
+        for row in connection.execute(select(holds).where(holds.c.key_id == key_id, *mine).order_by(holds.c.created_at)).all():
+            if key is not None and _amount(row) == _fitting(_amount(row), _usage(connection, key, row.month, row.day)):
+                connection.execute(update(holds).where(holds.c.id == row.id).values(freed_at=None))
     old = select(holds.c.id).where(holds.c.freed_at < now - FORGET_SECONDS).with_for_update(skip_locked=True)
     connection.execute(delete(holds).where(holds.c.id.in_(old)))
     return freed

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,6 +16,15 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_SECONDS = 30
 CONNECT_SECONDS = 10
 MIGRATING = 0x53746572  # any number that is ours, for PostgreSQL's advisory lock
+
+T = TypeVar("T")
+PIECE = 1000
+
+
+def pieces(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many as one statement may name: PostgreSQL takes no more than 65,535 parameters, and SQLite fewer in some builds."""
+    for start in range(0, len(values), PIECE):
+        yield values[start : start + PIECE]
 
 
 class Database:

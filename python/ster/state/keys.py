@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, Select, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ster.errors import InputError
+from ster.state.revoking import cancel_queued
 from ster.state.tables import LIMITS, keys
 
 PREFIX = "sk-ster-"
@@ -80,7 +81,7 @@ def get_key(connection: Connection, name: str) -> Key:
 
 
 def set_state(connection: Connection, name: str, state: KeyState) -> Key:
-    """Pause, resume or revoke.
+    """Pause, resume or revoke. Jobs and harvests that are queued wait while their key is paused, and are cancelled when it is revoked.
 
     Raises:
         InputError: there is no such key, or it is revoked, which is final.
@@ -89,6 +90,8 @@ def set_state(connection: Connection, name: str, state: KeyState) -> Key:
     if key.state == "revoked" and state != "revoked":
         raise InputError(f"the key {key.name} is revoked, which is final", "create another one")
     connection.execute(update(keys).where(keys.c.id == key.id).values(state=state))
+    if state == "revoked":
+        cancel_queued(connection, key.id)
     return get_key(connection, key.id)
 
 

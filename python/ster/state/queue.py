@@ -12,13 +12,15 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Table, and_, delete, func, insert, or_, select, update
 
-from ster.state.database import Database
+from ster.state.database import Database, pieces
 from ster.state.presence import bury_dead, living
+from ster.state.tables import keys
 
 MAX_ATTEMPTS = 3  # a row that ended so many servers is not given to another
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 FINAL = ("done", "failed", "cancelled")
 Found = Row[Any]
+PAUSED = select(keys.c.id).where(keys.c.state == "paused")
 
 
 class Queue:
@@ -62,14 +64,15 @@ class Queue:
         query = select(func.count()).select_from(table).where(table.c.owner == owner, table.c.state.in_(("queued", "running")))
         return connection.execute(query).scalar_one()
 
-    def claim(self, models: Collection[str], server_id: str) -> Found | None:
+    def claim(self, models: Collection[str], server_id: str, held: Collection[str] = ()) -> Found | None:
         """Take one row of these models to run, with its `request`; None: there is none.
 
         The oldest of the owner of whom fewest run, and of those the one whose last began longest ago: a thousand rows of one owner keep
-        none of a few of another waiting.
+        none of a few of another waiting. Rows that the server still has in hand (`held`), as after it was taken for dead, are not taken,
+        nor those of a key that is paused.
         """
         table = self._table
-        waiting = and_(table.c.state == "queued", table.c.model.in_(models))
+        waiting = and_(table.c.state == "queued", table.c.model.in_(models), table.c.id.not_in(held), table.c.owner.not_in(PAUSED))
         with self._database.read() as connection:  # nobody is kept from writing while there is nothing to do
             if connection.execute(select(table.c.id).where(waiting).limit(1)).first() is None:
                 return None
@@ -95,7 +98,7 @@ class Queue:
         began = select(func.coalesce(func.max(other.c.started_at), 0.0)).where(other.c.owner == table.c.owner).scalar_subquery()
         query = (
             select(table.c.owner)
-            .where(table.c.state == "queued", table.c.model.in_(models))
+            .where(table.c.state == "queued", table.c.model.in_(models), table.c.owner.not_in(PAUSED))
             .group_by(table.c.owner)
             .order_by(running, began, func.min(table.c.created_at))
         )
@@ -142,14 +145,15 @@ class Queue:
         return False
 
     def recover(self, connection: Connection, error: str, server_id: str, held: Collection[str]) -> Sequence[Found]:
-        """`retry` what dead servers had claimed, and what this one has whose id is not among those it has in hand (`held`): the database
-        did not hear of its end. Those that failed are returned as they were, for their Holds to be freed."""
-        bury_dead(connection)
+        """`retry` what dead servers had claimed, and what this one has, of whose end the database did not hear; but nothing that it has in
+        hand, by their ids (`held`). Those that failed are returned as they were, for their Holds to be freed, in the order of their owners:
+        keys are locked in that order, here as elsewhere, so that no two transactions wait for each other."""
+        bury_dead(connection, server_id)
         table = self._table
-        forgotten = and_(table.c.server_id == server_id, table.c.id.not_in(held))
-        query = select(*self._shown).where(table.c.state == "running", or_(table.c.server_id.not_in(living()), forgotten))
+        lost_by = or_(table.c.server_id.not_in(living()), table.c.server_id == server_id)
+        query = select(*self._shown).where(table.c.state == "running", table.c.id.not_in(held), lost_by)
         lost = connection.execute(query.with_for_update(skip_locked=True)).all()
-        return [row for row in lost if self.retry(connection, row, error)]
+        return sorted((row for row in lost if self.retry(connection, row, error)), key=lambda row: str(row.owner))
 
     def still(self, claimed: Collection[Found]) -> set[str]:
         """The ids of those that are still claimed so."""
@@ -169,4 +173,5 @@ class Queue:
 
     def remove(self, connection: Connection, ids: Collection[str]) -> None:
         """Rows that are final."""
-        connection.execute(delete(self._table).where(self._table.c.id.in_(ids), self._table.c.state.in_(FINAL)))
+        for some in pieces(list(ids)):
+            connection.execute(delete(self._table).where(self._table.c.id.in_(some), self._table.c.state.in_(FINAL)))

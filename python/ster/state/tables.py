@@ -35,7 +35,8 @@ keys = Table(
     *(Column(name, BigInteger) for name in LIMITS),
 )
 
-# Processes that serve: what one that is dead has held, run or claimed is anybody's to free.
+# Processes that serve: what one that is dead has held, run or claimed is anybody's to free. host: where `pid` is its
+# own, see `ster.state.presence.place`.
 servers = Table(
     "servers",
     metadata,

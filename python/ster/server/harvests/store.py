@@ -32,6 +32,7 @@ from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.signing import Signer, load_secret
 from ster.server.settings import Settings
 from ster.state.budget import NOTHING, Amount, KeyInactiveError, OverBudget, settle, take_hold
+from ster.state.database import pieces
 from ster.state.queue import Found, Queue
 from ster.state.state import State
 from ster.state.tables import harvests
@@ -151,7 +152,8 @@ class Store:
         names = [path.name for path in self.folder.iterdir() if path.is_dir()]
         now = time.time()
         with self.database.read() as connection:
-            rows = connection.execute(select(harvests.c.id, harvests.c.state, harvests.c.ended_at).where(harvests.c.id.in_(names))).all()
+            query = select(harvests.c.id, harvests.c.state, harvests.c.ended_at)
+            rows = [row for some in pieces(names) for row in connection.execute(query.where(harvests.c.id.in_(some)))]
         for row in rows:
             expires = self.expires(row)
             if row.state in ("failed", "cancelled") or (expires is not None and expires <= now):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
 
 import orjson
 from sqlalchemy import select
@@ -25,6 +24,7 @@ from ster.server.schema import JobRequest, parse_body
 from ster.server.served import Models, Served
 from ster.server.settings import Settings
 from ster.state.budget import Amount
+from ster.state.database import pieces
 from ster.state.queue import Found, Queue
 from ster.state.state import State
 from ster.state.tables import jobs
@@ -126,8 +126,9 @@ class Runner:
         with self._lock:
             if self._draining() or len(self._active) >= self._settings.jobs_running:
                 return False
+            held = list(self._active)
         names = [served.name for served in self._models if _takes_jobs(served)]
-        row = self.queue.claim(names, self._state.presence.id) if names else None
+        row = self.queue.claim(names, self._state.presence.id, held) if names else None
         if row is None:
             return False
         active = Active(row)
@@ -169,10 +170,13 @@ class Runner:
                 self.queue.remove(connection, gone)
         self.results.sweep(self._wanted)
 
-    def _wanted(self, ids: Any) -> set[str]:
+    def _wanted(self, ids: Collection[str]) -> set[str]:
+        found: set[str] = set()
         with self._state.database.read() as connection:
-            found = connection.execute(select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.state.in_(("running", "done"))))
-            return set(found.scalars())
+            for some in pieces(list(ids)):
+                query = select(jobs.c.id).where(jobs.c.id.in_(some), jobs.c.state.in_(("running", "done")))
+                found.update(connection.execute(query).scalars())
+        return found
 
     # On a thread for each Job
 
@@ -195,7 +199,8 @@ class Runner:
             if active.lease is not None:
                 active.lease.close()
             with self._lock:
-                del self._active[row.id], self._threads[row.id]
+                if self._active.get(row.id) is active:
+                    del self._active[row.id], self._threads[row.id]
             self._woken.set()
 
     def _carry_out(self, active: Active) -> tuple[bytes, Amount]:
