@@ -247,10 +247,17 @@ def test_what_is_no_finished_harvest_is_refused(toy_model: ster.Model, tmp_path:
     shard = out / "shard_00001.safetensors"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1])
-    with pytest.raises(ArtifactError, match=rf"is damaged: it has {len(whole) - 1} bytes, expected {len(whole)}"):
+    with pytest.raises(ArtifactError, match=rf"is damaged: it has {len(whole) - 1} bytes, expected {len(whole)}") as caught:
         ster.open_harvest(out)[5]
-    with pytest.raises(ArtifactError, match="is missing or damaged"):
+    again = "the harvest's own command computes it again; remove one that was downloaded or copied, and fetch it again"
+    assert caught.value.hint == again
+    with pytest.raises(ArtifactError, match="is missing or damaged") as caught:
         found.verify()
+    assert caught.value.hint == again
+    shard.write_bytes(b"{" * len(whole))
+    with pytest.raises(ArtifactError, match="not a shard of this harvest") as caught:
+        ster.open_harvest(out)[5]
+    assert caught.value.hint == f"`verify` compares the checksums of all files; {again}"
     manifest = out / "manifest.json"
     text = manifest.read_text()
     for change, sentence in [

@@ -24,6 +24,7 @@ from ster.harvest.manifest import form_of, read_manifest
 from ster.harvest.positions import count_kept, kept_positions
 from ster.harvest.stats import Rows
 
+DAMAGED = "the harvest's own command computes it again; remove one that was downloaded or copied, and fetch it again"
 OPEN_SHARDS = 8  # kept open; which those are changes with use
 
 
@@ -202,7 +203,7 @@ class Harvest(Sequence[HarvestedPrompt]):
         """
         for entry in [*self._shards, self.manifest["stats"]]:
             if whole(self.folder / entry["file"], Record(entry["bytes"], entry["sha256"])) is None:
-                raise ArtifactError(f"{self.folder / entry['file']} is missing or damaged", "the harvest's own command computes it again")
+                raise ArtifactError(f"{self.folder / entry['file']} is missing or damaged", DAMAGED)
 
     def _ends(self, shard: int) -> NDArray[np.int64]:
         return np.cumsum([count_kept(self._form.positions, tokens) for tokens in self._shards[shard]["tokens"]])
@@ -214,7 +215,8 @@ class Harvest(Sequence[HarvestedPrompt]):
             try:
                 self._open[shard] = self._form.decode(data, entry["first_prompt"], entry["tokens"])
             except ArtifactError as error:
-                raise ArtifactError(f"failed to read {self.folder / entry['file']}: {error}") from None
+                hint = "`verify` compares the checksums of all files; " + DAMAGED
+                raise ArtifactError(f"failed to read {self.folder / entry['file']}: {error}", hint) from None
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)
@@ -255,7 +257,7 @@ def _map(path: Path, size: int) -> memoryview:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno()).st_size
             if found != size:
-                raise ArtifactError(f"{path} is damaged: it has {found} bytes, expected {size}")
+                raise ArtifactError(f"{path} is damaged: it has {found} bytes, expected {size}", DAMAGED)
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise FileError(f"failed to read {path}: {error.strerror}") from None
