@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 import ster
 from ster.errors import ArtifactError, ContextError, FileError, InputError, LayerError, SterError
 from ster.harvest import corpus, load_directions
+from ster.harvest.disk import on_disk
 
 
 def test_the_layout(toy_model: ster.Model, tmp_path: Path) -> None:
@@ -269,6 +270,12 @@ def test_what_is_no_finished_harvest_is_refused(toy_model: ster.Model, tmp_path:
         manifest.write_text(change)
         with pytest.raises(ArtifactError, match=sentence):
             ster.open_harvest(out)
+
+
+def test_one_shard_is_one(toy_model: ster.Model, tmp_path: Path) -> None:
+    found = ster.harvest(toy_model, ["calm"], tmp_path / "a")
+    assert repr(found).startswith("<ster.Harvest of toy-llama: activations, 1 prompt, 1 row, layers")
+    assert (on_disk(0, 1), on_disk(1, 2)) == ("0 of 1 shard is on disk", "1 of 2 shards are on disk")
 
 
 def test_refusals_come_before_anything_is_written(toy_model: ster.Model, tmp_path: Path, words: Callable[[int], str]) -> None:

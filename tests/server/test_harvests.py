@@ -117,7 +117,7 @@ LONG = "calm " * 300
         ({"x": 1}, "invalid_request", "x", "Unknown field 'x'"),
         ({"model": "none"}, "model_not_found", "model", "no model"),
         ({"prompts": []}, "invalid_request", "prompts", "prompts"),
-        ({"prompts": ["calm", ""]}, "invalid_request", "prompts", "prompts.1"),
+        ({"prompts": ["calm", ""]}, "invalid_request", "prompts", "prompts.1 is empty."),
         ({"prompts": ["calm", [1]]}, "invalid_request", "prompts", "prompts.1"),
         ({"prompts": ["calm"] * 4097}, "invalid_request", "prompts", "4096"),
         ({"prompts": ["calm", LONG]}, "context_length_exceeded", "prompts", "prompts[1]"),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ster._files import is_there
 from ster.errors import ArtifactError, FileError, InputError, LayerError
-from ster.harvest.disk import JOURNAL, MANIFEST, STATS, Journal, Record, whole
+from ster.harvest.disk import JOURNAL, MANIFEST, STATS, Journal, Record, on_disk, whole
 from ster.harvest.dtypes import Dtype, widen
 from ster.harvest.manifest import form_of, read_manifest
 from ster.harvest.positions import count_kept, kept_positions
@@ -89,7 +89,11 @@ class Harvest(Sequence[HarvestedPrompt]):
         self._open: OrderedDict[int, list[Rows]] = OrderedDict()
 
     def __repr__(self) -> str:
-        what = f"{len(self)} prompts, {self.row_count} rows, layers {self.layers}, {self.dtype}"
+        prompts, rows = (
+            ("1 prompt" if len(self) == 1 else f"{len(self)} prompts"),
+            ("1 row" if self.row_count == 1 else f"{self.row_count} rows"),
+        )
+        what = f"{prompts}, {rows}, layers {self.layers}, {self.dtype}"
         return f"<ster.Harvest of {self.model}: {self.manifest['contents']}, {what}>"
 
     @property
@@ -239,7 +243,7 @@ def open_harvest(folder: str | os.PathLike[str]) -> Harvest:
     if is_there(folder / JOURNAL):
         begun = Journal(folder).read()
         assert begun is not None
-        count = f"{len(begun[1])} of {begun[0].get('n_shards')} shards are on disk"
+        count = on_disk(len(begun[1]), begun[0].get("n_shards"))
         raise InputError(f"the harvest in {folder} is not finished: {count}", "run its command again: it goes on from there")
     if not is_there(folder / MANIFEST):
         if not folder.is_dir():
