@@ -172,6 +172,13 @@ def test_a_terminal_sees_a_bar_with_speed_and_time_left(toy_dir: Path, prompts: 
     assert re.search(r"[\d,]+/100,000 tokens  [\d,]+ tokens/s, \d+ (s|min) left", seen.decode())
 
 
+def test_the_probe_of_the_examples_says_how_it_is_called() -> None:
+    for options, code in ((["--help"], 0), ([], 2)):
+        line = [sys.executable, str(ROOT / "examples" / "probe.py"), *options]
+        result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert result.returncode == code and "python examples/probe.py HARVEST LABELS" in result.stdout and result.stderr == ""
+
+
 def test_the_probe_of_the_examples_learns(run: Run, toy_dir: Path, tmp_path: Path, words: Callable[..., str]) -> None:
     """Whether a text of toy words ends in a word of the sea: a probe reads that off, and not from labels drawn at random."""
     rng = np.random.default_rng(0)
