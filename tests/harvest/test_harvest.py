@@ -275,6 +275,11 @@ def test_what_is_no_finished_harvest_is_refused(toy_model: ster.Model, tmp_path:
 def test_one_shard_is_one(toy_model: ster.Model, tmp_path: Path) -> None:
     found = ster.harvest(toy_model, ["calm"], tmp_path / "a")
     assert repr(found).startswith("<ster.Harvest of toy-llama: activations, 1 prompt, 1 row, layers")
+    with pytest.raises(InputError, match=r"was begun with 1 prompt, now there are 2$"):
+        ster.harvest(toy_model, ["calm", "sea"], tmp_path / "a")
+    ster.harvest(toy_model, ["calm", "sea"], tmp_path / "b")
+    with pytest.raises(InputError, match=r"was begun with 2 prompts, now there is 1$"):
+        ster.harvest(toy_model, ["calm"], tmp_path / "b")
     assert (on_disk(0, 1), on_disk(1, 2)) == ("0 of 1 shard is on disk", "1 of 2 shards are on disk")
 
 
