@@ -13,6 +13,10 @@ from sklearn.preprocessing import StandardScaler
 
 import ster
 
+if len(sys.argv) != 3:
+    print((__doc__ or "").strip())
+    sys.exit(2 * (sys.argv[1:] not in (["-h"], ["--help"])))
+
 harvest = ster.open_harvest(sys.argv[1])
 labels = np.array(Path(sys.argv[2]).read_text().split(), dtype=int)
 if len(labels) != len(harvest):

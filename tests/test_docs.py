@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,50 @@ def test_every_command_of_a_page_prints_what_the_page_shows(page: Path, tmp_path
             assert [text for text in result.stdout.splitlines() if text not in shown.splitlines()] == [], command
             ran += 1
     assert ran > 3
+
+
+CONTENT = b"a shard" * 100
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Refuses as long as the server says so; then answers ranges."""
+
+    def do_GET(self) -> None:
+        first = int((self.headers["range"] or "bytes=0-")[6:-1])
+        if getattr(self.server, "refuses"):  # noqa: B009
+            status, body = 403, b'{"error": "bad_signature"}'
+        else:
+            status, body = (206 if first else 200), CONTENT[first:]
+        self.send_response(status)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{len(CONTENT) - 1}/{len(CONTENT)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
+def test_the_download_of_a_harvest_saves_no_refusal_and_goes_on_after_a_cut(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "harvest.md").read_text()
+    [command] = re.findall(r"name=\$\{url##\*/\}; (?:.*) \"\$url\"", page)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {**os.environ, "url": f"http://127.0.0.1:{server.server_port}/shard?expires=1", "no_proxy": "127.0.0.1"}
+    try:
+        for refuses, before in ((True, None), (False, None), (False, CONTENT[:50])):
+            setattr(server, "refuses", refuses)  # noqa: B010
+            if before is not None:
+                (tmp_path / "shard").write_bytes(before)
+            result = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=60)
+            assert (result.returncode != 0 and "403" in result.stderr) if refuses else result.returncode == 0, result.stderr
+            found = (tmp_path / "shard").read_bytes() if (tmp_path / "shard").exists() else b""
+            assert found == (b"" if refuses else CONTENT)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_the_page_of_models_lists_what_runs_and_what_is_read() -> None:

@@ -205,6 +205,7 @@ def test_what_may_matter_is_warned_of():
         "the artifact was trained with chat template off, the model runs with applied",
     ]
     assert artifact.check_model("toy-llama", 2, 3, precision="f32", chat_template="off") == []
+    assert artifact.check_model("toy-llama", 2, 3, chat_template="absent") == []  # raw text, as with `off`
 
 
 # Summary and comparison

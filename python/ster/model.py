@@ -57,7 +57,8 @@ def load(
             so; those that are not are then held in memory. Arithmetic is float32 whatever the weights are.
         threads: None: one for every core. The number changes no bit of any result.
         progress: of a download: True for a bar on stderr, or a function called with (done, total) bytes.
-        chat_template: `auto`: prompts are user turns where the checkpoint publishes a template; `off`: prompts are raw text.
+        chat_template: `auto`: prompts are user turns where the checkpoint publishes a template; `off`: prompts are raw text. Without
+            a template both are the same, and the model says `absent`.
 
     Raises:
         CheckpointError: files that are missing, truncated or not what the config says; a model of the Hub that cannot be had.
@@ -114,7 +115,9 @@ class Model(AbstractModel):
         self._template_source = template.source if template else None  # what the checkpoint publishes, switched off or not
         self._weights_hash: str | None = None
         self._precision = precision
-        self.chat_template: Literal["applied", "absent", "off"] = "off" if mode == "off" else "applied" if template else "absent"
+        self.chat_template: Literal["applied", "absent", "off"] = (
+            "absent" if template is None else "applied" if mode == "auto" else "off"  # what is not there cannot be switched off
+        )
         # Llama checkpoints name BOS in config.json, tokenizers by its text; either may be alone.
         bos = named_tokens(checkpoint).get("bos_token")
         self._bos_id = tokenizer.id_of(bos) if bos is not None else engine.bos_token_id

@@ -318,7 +318,8 @@ class SteeringArtifact:
         same = bool(known) and known == weights_hash and _narrow(precision) == _narrow(self.precision)
         if precision and self.precision and precision != self.precision and not same:
             warnings.append(f"the artifact was trained at precision {self.precision}, the model runs at {precision}")
-        if chat_template and self.chat_template and chat_template != self.chat_template:
+        raw = {chat_template, self.chat_template} <= {"absent", "off"}  # raw text both
+        if chat_template and self.chat_template and chat_template != self.chat_template and not raw:
             warnings.append(f"the artifact was trained with chat template {self.chat_template}, the model runs with {chat_template}")
         return warnings
 

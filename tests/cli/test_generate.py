@@ -120,6 +120,7 @@ def test_a_system_message_needs_a_template(run: Run, generate: Run, toy_copy: Pa
     [
         ((), "give either --prompt or --prompts"),
         (("--prompt", "a", "--prompts", "b"), "give either --prompt or --prompts"),
+        (("--prompt", "the", "--layers", "2"), "--layers needs a --vector: it says at which layers that is added"),
         (("--prompt", ""), "prompt must not be empty"),
         (("--prompts", "none.json"), "failed to read none.json: no such file or directory"),
         (("--prompt", "the", "--vector", "none.json"), "failed to read none.json: no such file or directory"),

@@ -65,6 +65,9 @@ def test_every_option_reaches_the_library(run: Run, toy_dir: Path, tmp_path: Pat
         (("--prompts", "none.jsonl"), "failed to read none.jsonl: no such file or directory"),
         (("--directions", "none.npz"), "failed to read none.npz: no such file or directory"),
         (("--shard-size", "70000"), "shard size must be between 1 and 65536 prompts, found 70000"),
+        (("--output", "-"), "a harvest is a folder of files, which stdout cannot take"),
+        (("--ray-workers", "2"), "--ray-workers needs --ray"),
+        (("--ray", "local", "--endpoint", "http://localhost:1/v1"), "--ray and --endpoint exclude each other"),
         (("--output", "full"), "full is not empty and not a harvest: it has x"),
         (("--output", "prompts.json"), "failed to create prompts.json: a file of that name exists"),
     ],
@@ -96,6 +99,23 @@ def test_another_argument_is_refused(run: Run, toy_dir: Path, prompts: Path) -> 
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
         "Error: the harvest in harvest was begun with layers 1,3, now 2,3\nhint: name another folder, or remove this one to begin again\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--dtype", "f64", "'f64' is not one of 'auto', 'f32', 'bf16', 'f16'."),
+        ("--format", "json", "'json' is not one of 'safetensors', 'parquet'."),
+        ("--wire-dtype", "f64", "'f64' is not one of 'float32', 'bfloat16', 'float16'."),
+        ("--shard-size", "x", "must be a valid integer"),
+        ("--shard-size", "0", "must be greater than or equal to 1"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_in_plain_words(run: Run, prompts: Path, option: str, value: str, sentence: str) -> None:
+    result = run("harvest", "-m", "none", "-p", prompts, option, value)
+    assert result.returncode == 2 and re.search(
+        rf"^Error: Invalid value for '{option}'.*: {re.escape(sentence)}$", result.stderr, re.MULTILINE
     )
 
 
@@ -150,6 +170,13 @@ def test_a_terminal_sees_a_bar_with_speed_and_time_left(toy_dir: Path, prompts: 
         os.close(ours)
         os.close(theirs)
     assert re.search(r"[\d,]+/100,000 tokens  [\d,]+ tokens/s, \d+ (s|min) left", seen.decode())
+
+
+def test_the_probe_of_the_examples_says_how_it_is_called() -> None:
+    for options, code in ((["--help"], 0), ([], 2)):
+        line = [sys.executable, str(ROOT / "examples" / "probe.py"), *options]
+        result = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert result.returncode == code and "python examples/probe.py HARVEST LABELS" in result.stdout and result.stderr == ""
 
 
 def test_the_probe_of_the_examples_learns(run: Run, toy_dir: Path, tmp_path: Path, words: Callable[..., str]) -> None:

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 import ster
 from ster.errors import ArtifactError, ContextError, FileError, InputError, LayerError, SterError
 from ster.harvest import corpus, load_directions
+from ster.harvest.disk import on_disk
 
 
 def test_the_layout(toy_model: ster.Model, tmp_path: Path) -> None:
@@ -247,10 +248,17 @@ def test_what_is_no_finished_harvest_is_refused(toy_model: ster.Model, tmp_path:
     shard = out / "shard_00001.safetensors"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1])
-    with pytest.raises(ArtifactError, match=rf"is damaged: it has {len(whole) - 1} bytes, expected {len(whole)}"):
+    with pytest.raises(ArtifactError, match=rf"is damaged: it has {len(whole) - 1} bytes, expected {len(whole)}") as caught:
         ster.open_harvest(out)[5]
-    with pytest.raises(ArtifactError, match="is missing or damaged"):
+    again = "the harvest's own command computes it again; remove one that was downloaded or copied, and fetch it again"
+    assert caught.value.hint == again
+    with pytest.raises(ArtifactError, match="is missing or damaged") as caught:
         found.verify()
+    assert caught.value.hint == again
+    shard.write_bytes(b"{" * len(whole))
+    with pytest.raises(ArtifactError, match="not a shard of this harvest") as caught:
+        ster.open_harvest(out)[5]
+    assert caught.value.hint == f"`verify` compares the checksums of all files; {again}"
     manifest = out / "manifest.json"
     text = manifest.read_text()
     for change, sentence in [
@@ -262,6 +270,17 @@ def test_what_is_no_finished_harvest_is_refused(toy_model: ster.Model, tmp_path:
         manifest.write_text(change)
         with pytest.raises(ArtifactError, match=sentence):
             ster.open_harvest(out)
+
+
+def test_one_shard_is_one(toy_model: ster.Model, tmp_path: Path) -> None:
+    found = ster.harvest(toy_model, ["calm"], tmp_path / "a")
+    assert repr(found).startswith("<ster.Harvest of toy-llama: activations, 1 prompt, 1 row, layers")
+    with pytest.raises(InputError, match=r"was begun with 1 prompt, now there are 2$"):
+        ster.harvest(toy_model, ["calm", "sea"], tmp_path / "a")
+    ster.harvest(toy_model, ["calm", "sea"], tmp_path / "b")
+    with pytest.raises(InputError, match=r"was begun with 2 prompts, now there is 1$"):
+        ster.harvest(toy_model, ["calm"], tmp_path / "b")
+    assert (on_disk(0, 1), on_disk(1, 2)) == ("0 of 1 shard is on disk", "1 of 2 shards are on disk")
 
 
 def test_refusals_come_before_anything_is_written(toy_model: ster.Model, tmp_path: Path, words: Callable[[int], str]) -> None:

@@ -205,6 +205,16 @@ def test_where_no_cluster_is_that_is_said_at_once(tmp_path: Path) -> None:
     on_ray._knock("auto")
 
 
+def test_auto_without_a_cluster_is_told_in_words_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance. Please specify the one to connect to by setting `--address` flag"
+                              " or `RAY_ADDRESS` environment variable.")  # fmt: skip
+
+    monkeypatch.setattr(on_ray, "need_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(WorkerError, match="^no Ray cluster runs on this machine, and RAY_ADDRESS names none$"), on_ray.connected("auto"):
+        pass
+
+
 def test_options_are_refused_before_the_model_runs(
     model: ster.Model, tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,7 +256,6 @@ def test_other_arguments_are_refused_by_name(toy_model: ster.Model, toy_dir: Pat
         ({"prompts": [*PROMPTS[:-1], "calm"]}, "other prompts"),
         ({"directions": direction}, "activations, now projections are asked for"),
         ({"model": ster.load(toy_dir, precision="bf16"), "dtype": "f32"}, "precision f32, now bf16"),
-        ({"model": ster.load(toy_dir, chat_template="off")}, "chat template absent, now off"),
         ({"model": ster.load(other)}, "another config.json"),
         ({"format": "parquet"}, "format safetensors, now parquet"),
     ]
@@ -266,6 +265,17 @@ def test_other_arguments_are_refused_by_name(toy_model: ster.Model, toy_dir: Pat
             ster.harvest(options.pop("model", toy_model), options.pop("prompts", PROMPTS), half, **options)
         assert str(caught.value) == f"the harvest in {half} was begun with {sentence}"
         assert contents(half) == before
+
+
+def test_a_template_that_is_switched_off_is_another_argument_only_where_there_is_one(
+    toy_dir: Path, toy_copy: Path, half: Path, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    ster.harvest(ster.load(toy_dir, chat_template="off"), PROMPTS, half, shard_size=SIZE)
+    assert contents(half) == expected
+    (toy_copy / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }} {% endfor %}")
+    ster.harvest(ster.load(toy_copy), PROMPTS, tmp_path / "chat", shard_size=SIZE)
+    with pytest.raises(InputError, match="was begun with chat template applied, now off"):
+        ster.harvest(ster.load(toy_copy, chat_template="off"), PROMPTS, tmp_path / "chat", shard_size=SIZE)
 
 
 def test_another_version_of_ster_is_refused(toy_model: ster.Model, half: Path) -> None:

@@ -79,6 +79,11 @@ def test_harvests_are_the_same_to_the_byte(remote: ster.RemoteModel, toy_model: 
         assert contents(tmp_path / "here" / name) == contents(tmp_path / "there" / name)
 
 
+def test_a_template_that_is_not_there_cannot_be_switched_off(toy_model: ster.Model) -> None:
+    with running({"toy-llama": lambda: toy_model}) as server, ster.connect(server.url, chat_template="off") as there:
+        assert there.chat_template == "absent"
+
+
 def test_a_checkpoint_in_bf16_with_a_template(chatting: Path, toy_dir: Path, calm_pairs: Path, tmp_path: Path) -> None:
     model = ster.load(chatting, precision="bf16")
     sides = [[{"role": "user", "content": "the sea"}, {"role": "assistant", "content": word}] for word in ("calm", "storm")]

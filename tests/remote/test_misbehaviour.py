@@ -282,7 +282,7 @@ def test_what_is_not_finite_is_refused_by_its_place(stub: Stub, remote: ster.Rem
 
 
 REFUSALS: dict[str, tuple[Any, str]] = {
-    "in a 200": ({"error": {"message": "The engine died.", "code": "vllm_engine_dead"}}, r"^the server refuses: The engine died\.: p"),
+    "in a 200": ({"error": {"message": "The engine died.", "code": "vllm_engine_dead"}}, r"^the server refuses: The engine died: p"),
     "after spaces": (Raw(b" " * 2048 + b'{"error": {"message": "Loading failed."}}'), "the server refuses: Loading failed."),
     "a text": (Raw(b'{"error": "no"}', 400), r"the server refuses \(400\): no"),
     "an object of the old kind": (Raw(b'{"object": "error", "message": "too long"}', 400), r"refuses \(400\): too long"),
@@ -461,6 +461,12 @@ def test_a_key_is_sent_and_missed(toy_model: ster.Model) -> None:
         with pytest.raises(RemoteError, match=r"the server refuses \(401\): Unauthorized") as refused:
             ster.connect(stub.url)
         assert refused.value.hint and "--api-key" in refused.value.hint
+
+
+def test_an_address_that_is_another_api_is_told_how_addresses_end(toy_model: ster.Model) -> None:
+    with stubbed(toy_model) as stub, pytest.raises(RemoteError) as refused:
+        ster.connect(stub.url.removesuffix("/v1") + "/v2")
+    assert refused.value.hint == "an address ends in /v1, as in http://localhost:8000/v1"
 
 
 @pytest.mark.parametrize(

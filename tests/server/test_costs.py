@@ -23,10 +23,10 @@ from sqlalchemy.exc import OperationalError
 
 import ster
 from ster.server import accounts, answers
-from ster.server.errors import misfit
+from ster.server.errors import misfit, over_budget
 from ster.server.ongoing import Ongoing
 from ster.server.settings import Settings
-from ster.state.budget import usage
+from ster.state.budget import OverBudget, usage
 from ster.state.database import Database
 from ster.state.keys import KeyState, create_key, set_state
 from ster.state.place import find_place
@@ -452,6 +452,12 @@ def test_a_refusal_for_what_others_hold_is_to_be_asked_again_soon(shop: Shop) ->
     assert "x-should-retry" not in refused.headers
 
 
+@pytest.mark.parametrize(("limit", "says"), [(1, "1 request "), (2, "2 requests "), (1000, "1,000 requests ")])
+def test_requests_are_counted_in_words(limit: int, says: str) -> None:
+    for name, verb in (("concurrency", "run"), ("requests_per_minute", "start")):
+        assert f"may {verb} {says}a" in over_budget(OverBudget(name, limit, 0, 1, 0, 0.0)).message
+
+
 def test_as_many_run_and_start_as_may(shop: Shop) -> None:
     customer = shop(concurrency=2)
     with customer.client.models.pass_lock, ThreadPoolExecutor(2) as pool:
@@ -461,6 +467,7 @@ def test_as_many_run_and_start_as_may(shop: Shop) -> None:
         customer.client.models.pass_lock.release()
         assert [each.result()["object"] for each in both] == ["text_completion"] * 2
         customer.client.models.pass_lock.acquire()
+    assert "may run 2 requests at a time" in refused.json()["error"]["message"]
     assert error_of(refused) == (429, "concurrency_exceeded", None) and refused.headers["retry-after"] == "1"
     customer.answer(max_tokens=1)
     hasty = shop(requests_per_minute=1)

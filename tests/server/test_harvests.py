@@ -75,6 +75,12 @@ def test_the_files_are_those_of_ster_harvest(
     assert sum(map(len, contents(tmp_path / "out").values())) <= found["bytes"] + 4096
 
 
+def test_without_a_chat_template_the_files_are_those_with_it_switched_off(server: Client, toy_dir: Path, tmp_path: Path) -> None:
+    found = ended(server, submit(server))
+    ster.harvest(ster.load(toy_dir, chat_template="off"), PROMPTS, tmp_path / "out", shard_size=32)
+    assert downloaded(found) == contents(tmp_path / "out")
+
+
 def test_a_model_with_a_chat_template_is_read_as_raw_text(chatting: Path, tmp_path: Path) -> None:
     with harvesting(ster.load(chatting), tmp_path / "state") as client:
         found = ended(client, submit(client))
@@ -111,7 +117,7 @@ LONG = "calm " * 300
         ({"x": 1}, "invalid_request", "x", "Unknown field 'x'"),
         ({"model": "none"}, "model_not_found", "model", "no model"),
         ({"prompts": []}, "invalid_request", "prompts", "prompts"),
-        ({"prompts": ["calm", ""]}, "invalid_request", "prompts", "prompts.1"),
+        ({"prompts": ["calm", ""]}, "invalid_request", "prompts", "prompts.1 is empty."),
         ({"prompts": ["calm", [1]]}, "invalid_request", "prompts", "prompts.1"),
         ({"prompts": ["calm"] * 4097}, "invalid_request", "prompts", "4096"),
         ({"prompts": ["calm", LONG]}, "context_length_exceeded", "prompts", "prompts[1]"),

@@ -100,6 +100,11 @@ def test_a_job_is_a_completion_in_one_piece(client: Client, fields: dict[str, An
     assert (status, code, param) == (400, "invalid_request", next(iter(fields)))
 
 
+def test_a_job_that_shall_stream_is_told_what_to_leave_out(client: Client) -> None:
+    answer = client.post("/v1/jobs", json={**BODY, "stream": True})
+    assert answer.json()["error"]["message"] == "A Job does not stream: leave stream out."
+
+
 @pytest.mark.parametrize(
     "fields",
     [

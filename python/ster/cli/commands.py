@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ster._files import reason
 from ster.cli import console
@@ -27,8 +29,23 @@ from ster.cli.vector_optimize import optimize
 from ster.cli.vector_train import train
 from ster.errors import SterError, SterWarning
 
+
+class Commands(TyperGroup):
+    """Typer checks values with pydantic and shows its words, which are not for users: `Value error, 'f64' is not one of 'f32', 'f16'.`,
+    `Input should be a valid integer, unable to parse string as an integer`."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            plain = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
+            error.message = re.sub("^Input should be", "must be", plain)
+            raise
+
+
 app = typer.Typer(
     name="ster",
+    cls=Commands,
     help="Read and steer the residual stream of Llama-family models, exactly.",
     no_args_is_help=True,
     add_completion=False,

@@ -99,6 +99,8 @@ def generate(
         raise InputError("--compare needs a --vector to compare with")
     if layers is not None:
         check_layer_syntax(layers)
+        if not vector:
+            raise InputError("--layers needs a --vector: it says at which layers that is added")
     artifacts = [load(path) for path in vector or []]
     settings: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,

@@ -91,6 +91,7 @@ def harvest(
     Writes a folder of shards, statistics and a manifest, and prints its path. Ended at any moment, the same command goes on where it was,
     and the result is the same to the last byte. Values are read before any steering.
     """
+    from ster.errors import InputError
     from ster.harvest import disk, load_directions
     from ster.harvest.positions import parse_positions
     from ster.harvest.run import check_options
@@ -99,6 +100,12 @@ def harvest(
     from ster.layers import check_layer_syntax
 
     # Everything that can be refused without the model is, before it is opened.
+    if str(output) == "-":
+        raise InputError("a harvest is a folder of files, which stdout cannot take", "name a folder with --output")
+    if ray is not None and endpoint is not None:
+        raise InputError("--ray and --endpoint exclude each other", "a server computes by itself; Ray's workers open the model themselves")
+    if ray_workers is not None and ray is None:
+        raise InputError("--ray-workers needs --ray", "it says which cluster, as in --ray local")
     if layers is not None:
         check_layer_syntax(layers)
     kept = parse_positions(positions)

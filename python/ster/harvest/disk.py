@@ -42,6 +42,14 @@ def failed(path: Path, error: OSError) -> FileError:
     return FileError(f"failed to write {path}: {reason(error)}", hint)
 
 
+def on_disk(ready: int, total: object) -> str:
+    """
+    >>> on_disk(0, 1), on_disk(1, 2)
+    ('0 of 1 shard is on disk', '1 of 2 shards are on disk')
+    """
+    return f"{ready} of {total} shard{' is' if total == 1 else 's are'} on disk"
+
+
 def check_folder(folder: Path) -> None:
     """Find out without the model whether a harvest can be begun or continued in `folder`.
 

@@ -128,7 +128,8 @@ def refuse_changes(folder: Path, begun: Mapping[str, Any], now: Mapping[str, Any
     for key, name in ARGUMENTS.items():
         if key in after and before.get(key) != after[key]:
             if key == "n_prompts":
-                raise InputError(f"{start} {before.get(key)} prompts, now there are {after[key]}", hint)
+                prompts = f"{before.get(key)} prompt{'' if before.get(key) == 1 else 's'}"
+                raise InputError(f"{start} {prompts}, now there {'is' if after[key] == 1 else 'are'} {after[key]}", hint)
             raise InputError(f"{start} {name} {_shown(before.get(key))}, now {_shown(after[key])}", hint)
     for key, text in OTHERS.items():
         if key in after and before.get(key) != after[key]:

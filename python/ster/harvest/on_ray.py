@@ -90,6 +90,8 @@ def connected(address: str) -> Iterator[Any]:
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
         except (OSError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
+            if address == "auto" and isinstance(error, ConnectionError) and "RAY_ADDRESS" in str(error):  # it names options of Ray's own
+                raise WorkerError("no Ray cluster runs on this machine, and RAY_ADDRESS names none", HINT) from None
             raise WorkerError(f"failed to connect to Ray at {address}: {_line(error)}", HINT) from None
     try:
         yield ray

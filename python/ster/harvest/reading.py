@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from ster._files import is_there
 from ster.errors import ArtifactError, FileError, InputError, LayerError
-from ster.harvest.disk import JOURNAL, MANIFEST, STATS, Journal, Record, whole
+from ster.harvest.disk import JOURNAL, MANIFEST, STATS, Journal, Record, on_disk, whole
 from ster.harvest.dtypes import Dtype, widen
 from ster.harvest.manifest import form_of, read_manifest
 from ster.harvest.positions import count_kept, kept_positions
 from ster.harvest.stats import Rows
 
+DAMAGED = "the harvest's own command computes it again; remove one that was downloaded or copied, and fetch it again"
 OPEN_SHARDS = 8  # kept open; which those are changes with use
 
 
@@ -88,7 +89,11 @@ class Harvest(Sequence[HarvestedPrompt]):
         self._open: OrderedDict[int, list[Rows]] = OrderedDict()
 
     def __repr__(self) -> str:
-        what = f"{len(self)} prompts, {self.row_count} rows, layers {self.layers}, {self.dtype}"
+        prompts, rows = (
+            ("1 prompt" if len(self) == 1 else f"{len(self)} prompts"),
+            ("1 row" if self.row_count == 1 else f"{self.row_count} rows"),
+        )
+        what = f"{prompts}, {rows}, layers {self.layers}, {self.dtype}"
         return f"<ster.Harvest of {self.model}: {self.manifest['contents']}, {what}>"
 
     @property
@@ -202,7 +207,7 @@ class Harvest(Sequence[HarvestedPrompt]):
         """
         for entry in [*self._shards, self.manifest["stats"]]:
             if whole(self.folder / entry["file"], Record(entry["bytes"], entry["sha256"])) is None:
-                raise ArtifactError(f"{self.folder / entry['file']} is missing or damaged", "the harvest's own command computes it again")
+                raise ArtifactError(f"{self.folder / entry['file']} is missing or damaged", DAMAGED)
 
     def _ends(self, shard: int) -> NDArray[np.int64]:
         return np.cumsum([count_kept(self._form.positions, tokens) for tokens in self._shards[shard]["tokens"]])
@@ -214,7 +219,8 @@ class Harvest(Sequence[HarvestedPrompt]):
             try:
                 self._open[shard] = self._form.decode(data, entry["first_prompt"], entry["tokens"])
             except ArtifactError as error:
-                raise ArtifactError(f"failed to read {self.folder / entry['file']}: {error}") from None
+                hint = "`verify` compares the checksums of all files; " + DAMAGED
+                raise ArtifactError(f"failed to read {self.folder / entry['file']}: {error}", hint) from None
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(shard)
@@ -237,7 +243,7 @@ def open_harvest(folder: str | os.PathLike[str]) -> Harvest:
     if is_there(folder / JOURNAL):
         begun = Journal(folder).read()
         assert begun is not None
-        count = f"{len(begun[1])} of {begun[0].get('n_shards')} shards are on disk"
+        count = on_disk(len(begun[1]), begun[0].get("n_shards"))
         raise InputError(f"the harvest in {folder} is not finished: {count}", "run its command again: it goes on from there")
     if not is_there(folder / MANIFEST):
         if not folder.is_dir():
@@ -255,7 +261,7 @@ def _map(path: Path, size: int) -> memoryview:
         with open(path, "rb") as file:
             found = os.fstat(file.fileno()).st_size
             if found != size:
-                raise ArtifactError(f"{path} is damaged: it has {found} bytes, expected {size}")
+                raise ArtifactError(f"{path} is damaged: it has {found} bytes, expected {size}", DAMAGED)
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise FileError(f"failed to read {path}: {error.strerror}") from None

@@ -219,7 +219,7 @@ class _Work:
                 self._shards(writer)
             self._end()
         except (KeyboardInterrupt, SystemExit, RemoteError):
-            self.show.note(f"{self.ready} of {len(self.corpus.shards)} shards are on disk; the same command goes on from there")
+            self.show.note(f"{disk.on_disk(self.ready, len(self.corpus.shards))}; the same command goes on from there")
             raise
         self.show.end()
 

@@ -55,14 +55,17 @@ def refusal(answer: Answer) -> RemoteError:
     """What an answer that is none says of itself."""
     message = message_of(answer.json())
     status = f" ({answer.status})" if answer.status != 200 else ""
+    hint = None
+    if answer.status == 404 and answer.path == "/v1/models":
+        hint = "an address ends in /v1, as in http://localhost:8000/v1"
     if message is None:
         kind = answer.headers.get("content-type", "no content type").partition(";")[0]
         return RemoteError(
-            f"{answer.root}{answer.path} answers {answer.status}, {kind}: {answer.shown()}{at(answer.name)}", status=answer.status
+            f"{answer.root}{answer.path} answers {answer.status}, {kind}: {answer.shown()}{at(answer.name)}", hint, status=answer.status
         )
-    hint = None
     if answer.status in (401, 403):
         hint = "`--api-key` or STER_API_KEY (in Python api_key=) is the key that is sent"
+    message = message.removesuffix(".") if at(answer.name) else message
     return RemoteError(f"the server refuses{status}: {message}{at(answer.name)}", hint, status=answer.status)
 
 

@@ -73,7 +73,7 @@ def connect(
         if own is not None:
             _compare(asking, own, chat=(server.chats, own.chats) if chat_template == "auto" else (False, False))
         chat = server.chats if own is None else own.chats
-        return RemoteModel(transport, server, own or asking, None if chat_template == "off" else chat)
+        return RemoteModel(transport, server, own or asking, None if chat and chat_template == "off" else chat)
     except BaseException:
         transport.close()
         raise

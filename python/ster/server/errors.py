@@ -129,12 +129,12 @@ def over_budget(refused: OverBudget) -> ApiError:
     clients of OpenAI are told not to try again where that is long."""
     name, limit, left, asked = refused.dimension, refused.limit, refused.left, refused.asked
     if name == "concurrency":
-        message = f"This API key may run {limit:,} requests at a time, and as many run."
+        message = f"This API key may run {_requests(limit)} at a time, and as many run."
         return ApiError(429, message, code="concurrency_exceeded", headers={"Retry-After": "1"})
     assert refused.renews_at is not None
     seconds = max(math.ceil(refused.renews_at - time.time()), 1)
     if name == "requests_per_minute":
-        message = f"This API key may start {limit:,} requests a minute, and as many have started: try again in {seconds} seconds."
+        message = f"This API key may start {_requests(limit)} a minute, and as many have started: try again in {seconds} seconds."
         return ApiError(429, message, code="rate_limited", headers={"Retry-After": str(seconds)})
     message = f"This request needs {asked:,}, and {left:,} of this API key's {limit:,} {UNITS[name]} are left ({name})."
     if refused.held and asked <= left + refused.held:
@@ -143,6 +143,10 @@ def over_budget(refused: OverBudget) -> ApiError:
     message += time.strftime(" The budget renews at %Y-%m-%d 00:00 UTC.", time.gmtime(refused.renews_at))
     headers = {"Retry-After": str(seconds), "X-Should-Retry": "false"}
     return ApiError(429, message, code=CODES.get(name, "budget_exceeded"), headers=headers)
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count:,} requests"
 
 
 CODES = {"monthly_activations": "activation_quota_exceeded", "monthly_harvest_tokens": "harvest_quota_exceeded"}

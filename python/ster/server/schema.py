@@ -305,6 +305,7 @@ class JobRequest(CompletionRequest):
 
     refused: ClassVar[dict[str, str]] = {
         **CompletionRequest.refused,
+        "stream": "A Job does not stream: leave stream out.",
         "stream_options": "A Job has one answer: stream_options are for a stream only.",
     }
 
@@ -474,17 +475,19 @@ def _refuse(model: type[BaseModel], errors: list[ErrorDetails]) -> NoReturn:
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
     unknown = error["type"] == "extra_forbidden"  # whose name may be anything, a tag too
     loc = [part for part in error["loc"][: len(error["loc"]) - unknown] if part not in TAGS] + list(error["loc"][-1:] if unknown else ())
-    if error["type"] == "none_required" and (reason := _reason(model, loc)):
+    if error["type"] in ("none_required", "only_false") and (reason := _reason(model, loc)):
         return reason
     if unknown:
         inner, name = _path(loc[:-1]), shown(loc[-1])
         return f"{inner}: Unknown field {name}." if inner else f"Unknown field {name} - see /openapi.json for accepted params."
+    if error["type"] == "string_too_short" and error["ctx"]["min_length"] == 1:
+        return f"{_path(loc)} is empty."
     message = "Input should be an object" if error["type"] == "model_type" else error["msg"].replace(" after validation", "")
     return f"{_path(loc)}: {message}." if loc else f"{message}."
 
 
 def _reason(model: type[BaseModel], loc: list[int | str]) -> str | None:
-    """Why a field that takes null alone is refused."""
+    """Why a field that takes null or false alone is refused."""
     owners: Mapping[str, type[Strict]] = {"vllm_xargs": VllmXargs, "messages": ChatMessage}
     owner = owners.get(str(loc[0]), model) if len(loc) > 1 else model
     return owner.refused.get(str(loc[-1])) if issubclass(owner, Strict) else None
