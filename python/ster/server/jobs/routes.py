@@ -38,6 +38,7 @@ from ster.server.plan import Plan, sentence
 from ster.server.requests import json_response, record_of
 from ster.server.schema import JobRequest, parse_body
 from ster.server.settings import Settings
+from ster.server.state_threads import in_state
 from ster.server.waiting import claim, held, model_of
 from ster.state.queue import FINAL, Found
 from ster.state.state import State
@@ -88,7 +89,8 @@ async def _submit(request: Request) -> Response:
 async def _take_in(request: Request, runner: Runner, body: Body[Asked], lease: Lease) -> Response:
     try:
         loaded = await model_of(request, lease)
-        row = await body.in_turn(partial(_queue, request, runner, lease.served.name, loaded), body.content)
+        plan, raw, seed = await body.in_turn(partial(_plan, request, loaded), body.content)
+        row = await in_state(request, _queue, request, runner, lease.served.name, plan, raw, seed)
     finally:
         lease.close()
         body.close()
@@ -96,19 +98,29 @@ async def _take_in(request: Request, runner: Runner, body: Body[Asked], lease: L
     return json_response(row, 202)
 
 
-def _queue(request: Request, runner: Runner, model: str, loaded: Loaded, given: Asked) -> Json:
-    """Refuse what cannot be done; or write the Job's row, and take its Hold with it.
+def _plan(request: Request, loaded: Loaded, given: Asked) -> tuple[Plan, bytes, int]:
+    """Returns: with the body as it was sent, and the seed.
 
     Raises:
-        ApiError
+        ApiError: it cannot be done.
     """
     settings: Settings = request.app.state.settings
-    state: State = request.app.state.state
     asked, raw = given
     seed = secrets.randbits(63) if asked.seed is None else asked.seed  # whoever runs it, and however often, draws the same
     plan = plan_completion(loaded, settings, asked.model_copy(update={"seed": seed}))
     _check_works(plan)
     record_of(request).prompt_tokens = plan.prompt_tokens
+    return plan, raw, seed
+
+
+def _queue(request: Request, runner: Runner, model: str, plan: Plan, raw: bytes, seed: int) -> Json:
+    """Write the Job's row, and take its Hold with it.
+
+    Raises:
+        ApiError: there is no room for it.
+    """
+    settings: Settings = request.app.state.settings
+    state: State = request.app.state.state
     caller, id, size = caller_of(request), "job-" + secrets.token_hex(16), len(raw) + _captured_bytes(plan)
     with state.database.write() as connection:
         hold = take(connection, caller, plan)
@@ -171,7 +183,7 @@ def _look(request: Request, runner: Runner) -> Callable[[], Awaitable[Found]]:
     owner, id = caller_of(request).id, _id_of(request)
 
     async def look() -> Found:
-        row = await run_in_threadpool(runner.queue.get, owner, id)
+        row = await in_state(request, runner.queue.get, owner, id)
         if row is None:
             raise job_not_found()
         return row
@@ -191,7 +203,7 @@ async def _list(request: Request) -> Response:
     runner = _runner_of(request)
     owner = caller_of(request).id
     limit, after = _limit_of(request), request.query_params.get("after")
-    page = None if after is not None and not ID.fullmatch(after) else await run_in_threadpool(runner.queue.list, owner, limit, after)
+    page = None if after is not None and not ID.fullmatch(after) else await in_state(request, runner.queue.list, owner, limit, after)
     if page is None:
         raise invalid("after must be the id of a Job of yours.", "after")
     rows, more = page
@@ -212,7 +224,7 @@ def _limit_of(request: Request) -> int:
 
 async def _cancel(request: Request) -> Response:
     runner = _runner_of(request)
-    row = await run_in_threadpool(_end, request, runner, caller_of(request).id, _id_of(request))
+    row = await in_state(request, _end, request, runner, caller_of(request).id, _id_of(request))
     return json_response(_document(row, request.app.state.settings))
 
 
