@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="the extra `serve` is not installed")
@@ -142,6 +144,29 @@ def test_there_is_no_such_job(client: Client) -> None:
     for id in ("job-" + "0" * 32, "job-x", "%00", "job-" + "0" * 400):
         for method in ("GET", "DELETE"):
             assert error_of(client.request(method, f"/v1/jobs/{id}")) == (404, "job_not_found", None)
+
+
+def test_a_result_is_sent_in_pieces(client: Client) -> None:
+    """A large one, of which a reader that does not read has no more than a few pieces in memory; it is whole when it is read."""
+    id = submit(client)
+    found = ended(client, id)
+    path = state_of(client).folder / "jobs" / f"{id}.json"
+    path.write_bytes(orjson.dumps({"text": "x" * (64 << 20)}))
+    tracemalloc.start()
+    try:
+        connections = [client.connect() for _ in range(4)]
+        for connection in connections:
+            connection.sendall(f"GET /v1/jobs/{id} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert all(connection.recv(12) == b"HTTP/1.1 200" for connection in connections)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        for connection in connections:
+            connection.close()
+    finally:
+        tracemalloc.stop()
+    response = client.get(f"/v1/jobs/{id}")
+    assert response.json() == {**found, "result": orjson.loads(path.read_bytes())}
+    assert int(response.headers["content-length"]) == len(response.content) and response.headers["content-type"] == "application/json"
+    assert client.head(f"/v1/jobs/{id}").headers["content-length"] == response.headers["content-length"]
 
 
 # Cancelling

@@ -31,6 +31,7 @@ from ster.server.jobs.errors import (
 )
 from ster.server.jobs.holds import pay, take
 from ster.server.jobs.runner import DAY, Runner
+from ster.server.jobs.shown import JobWithResult
 from ster.server.lease import Lease
 from ster.server.loaded import Loaded
 from ster.server.longpoll import poll
@@ -175,7 +176,10 @@ async def _get(request: Request) -> Response:
     document = _document(row, request.app.state.settings)
     if row.state != "done":
         return json_response(document, headers=headers)
-    return await run_in_threadpool(_with_result, runner, row, document)
+    result = await run_in_threadpool(runner.results.open, row.id)
+    if result is None:
+        raise job_result_missing()
+    return JobWithResult(document, result)
 
 
 def _look(request: Request, runner: Runner) -> Callable[[], Awaitable[Found]]:
@@ -189,14 +193,6 @@ def _look(request: Request, runner: Runner) -> Callable[[], Awaitable[Found]]:
         return row
 
     return look
-
-
-def _with_result(runner: Runner, row: Found, document: Json) -> Response:
-    """The Completion is not read: it may have a hundred megabytes of activations."""
-    result = runner.results.read(row.id)
-    if result is None:
-        raise job_result_missing()
-    return Response(orjson.dumps(document)[:-1] + b',"result":' + result + b"}", media_type="application/json")
 
 
 async def _list(request: Request) -> Response:
