@@ -361,6 +361,57 @@ def test_a_callers_jobs_have_so_many_bytes(tmp_path: Path, toy_model: ster.Model
         assert size > path.stat().st_size > 1000 and path.stat().st_mode & 0o077 & ~0o044 == 0
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ["the sea is calm", "the sea"], "n": 3, "echo": True, "return_token_ids": True, "max_tokens": 60},
+        {"n": 2, "logprobs": 67, "max_tokens": 60, "temperature": 1.0},
+        {"logprobs": 5, "echo": True, "prompt_logprobs": 3},
+        {"prompt_logprobs": -1, "n": 2, "max_tokens": 1},
+        {"output_residual_stream": True, "logprobs": 0},
+    ],
+)
+def test_a_result_is_no_larger_than_it_counts_before_it_is_there(client: Client, fields: dict[str, Any]) -> None:
+    fields = {"seed": 1, "activation_dtype": "float32", **fields}
+    with client.models.pass_lock:
+        id = submit(client, **fields)
+        with state_of(client).database.read() as connection:
+            most = connection.execute(sa.select(jobs.c.size)).scalar_one()
+    assert ended(client, id)["status"] == "done"
+    with state_of(client).database.read() as connection:
+        size = connection.execute(sa.select(jobs.c.size)).scalar_one()
+    assert size <= most
+
+
+def test_scores_count_before_they_are_there(tmp_path: Path, toy_model: ster.Model) -> None:
+    with serving(tmp_path, toy_model, Settings(max_job_bytes=300_000)) as client, client.models.pass_lock:
+        fields = {**BODY, "max_tokens": 20, "logprobs": 67}
+        answers = [client.post("/v1/jobs", json=fields) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [202, 202, 429, 429]
+        assert error_of(answers[-1]) == (429, "job_storage_full", None)
+
+
+def test_a_submission_reads_no_row_of_the_jobs_that_are_kept(client: Client) -> None:
+    """Their prompts are in the rows: all it asks about them is in an index."""
+    asked: list[str] = []
+    database = state_of(client).database
+
+    def listen(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if statement.startswith(("SELECT count(*)", "SELECT coalesce(sum(jobs.size)")) and "jobs.owner" in statement:
+            asked.append(statement)
+
+    sa.event.listen(database.engine, "before_cursor_execute", listen)
+    with client.models.pass_lock:
+        submit(client)
+    sa.event.remove(database.engine, "before_cursor_execute", listen)
+    assert len(asked) == 2
+    with database.read() as connection:
+        for statement in asked:
+            values = ("local",) * statement.count("?")
+            plan = connection.exec_driver_sql(f"explain query plan {statement}", values).all()
+            assert all("USING COVERING INDEX ix_jobs_owner_state" in step[3] for step in plan), plan
+
+
 # What stays, and what goes
 
 

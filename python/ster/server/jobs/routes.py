@@ -32,6 +32,7 @@ from ster.server.jobs.errors import (
 from ster.server.jobs.holds import pay, take
 from ster.server.jobs.runner import DAY, Runner
 from ster.server.jobs.shown import JobWithResult
+from ster.server.jobs.size import most_bytes
 from ster.server.lease import Lease
 from ster.server.loaded import Loaded
 from ster.server.longpoll import poll
@@ -122,7 +123,7 @@ def _queue(request: Request, runner: Runner, model: str, plan: Plan, raw: bytes,
     """
     settings: Settings = request.app.state.settings
     state: State = request.app.state.state
-    caller, id, size = caller_of(request), "job-" + secrets.token_hex(16), len(raw) + _captured_bytes(plan)
+    caller, id, size = caller_of(request), "job-" + secrets.token_hex(16), len(raw) + most_bytes(plan)
     with state.database.write() as connection:
         hold = take(connection, caller, plan)
         _check_room(connection, runner, settings, caller, size)
@@ -142,14 +143,6 @@ def _check_works(plan: Plan) -> None:
             plan.loaded.scheduler.check(work)
         except SterError as error:
             raise invalid(sentence(error), None) from None
-
-
-def _captured_bytes(plan: Plan) -> int:
-    """How much of its result is activations, at most: in base64."""
-    if plan.layers is None:
-        return 0
-    rows = len(plan.prompts[0].tokens) + plan.works[0].max_tokens
-    return len(plan.layers) * rows * plan.loaded.facts.hidden * (4 if plan.dtype == "float32" else 2) * 4 // 3
 
 
 def _check_room(connection: Connection, runner: Runner, settings: Settings, caller: Caller, size: int) -> None:
