@@ -18,7 +18,9 @@ from serving import Client, error_of, until
 from sqlalchemy.exc import OperationalError
 
 import ster
-from ster.server import state_threads
+from ster.server import accounts, state_threads
+from ster.server.harvests import runner as harvest_runner
+from ster.server.jobs import runner as job_runner
 
 UNAVAILABLE = (503, "state_unavailable", None)
 HARVEST = {"model": "toy", "prompts": ["a"]}
@@ -110,3 +112,20 @@ def test_what_is_not_begun_in_time_is_given_up(client: Client, monkeypatch: pyte
     finally:
         hanging.set()
     assert client.get("/v1/jobs").json()["data"] == []
+
+
+def test_a_database_that_is_away_for_a_while_is_a_line_each_time(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (accounts, harvest_runner, job_runner):
+        for name in ("KEEP_SECONDS", "LOOK_SECONDS", "IDLE_SECONDS", "RECOVER_SECONDS"):
+            monkeypatch.setattr(module, name, 0.05, raising=False)
+    client.app.state.accounts.keys._asked_at = float("-inf")
+    with away(client, monkeypatch), caplog.at_level(logging.WARNING, "ster.server"):
+        assert error_of(client.get("/v1/jobs")) == UNAVAILABLE
+        names = ("the look-up of a key", "the runner of Jobs", "the runner of harvests")
+        until(lambda: all(f"{name}: the database does not answer" in caplog.text for name in names))
+        assert not any(record.exc_info for record in caplog.records if record.getMessage().startswith(names))
+    with caplog.at_level(logging.WARNING, "ster.server"):
+        state_threads.log_trouble("something else", ValueError("a bug"))
+        assert caplog.records[-1].exc_info

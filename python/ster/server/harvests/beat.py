@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ster.harvest.disk import Journal
 from ster.server.harvests.store import Store
+from ster.server.state_threads import log_trouble
 
-log = logging.getLogger("ster.server")
 BEAT_SECONDS = 1.0
 
 
@@ -73,8 +72,8 @@ class Beat:
         try:
             with self._store.database.write() as connection:
                 ours = self._store.queue.update(connection, self._row, **values)
-        except SQLAlchemyError:
-            log.exception("the database did not take how far a harvest is")
+        except SQLAlchemyError as error:
+            log_trouble(f"how far harvest {self._row.id} is", error)
             return
         if not ours:
             raise ClaimLostError
