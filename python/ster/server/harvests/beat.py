@@ -27,13 +27,13 @@ class Beat:
     """Once a second. row: as it was claimed. stopping: whether the server is shutting down. begun: everything about the harvest is settled.
 
     A harvest is given up that ends one server after another, and one that comes on is not: once a shard more is on disk, it counts from
-    the beginning how often it was tried.
+    the beginning how often it was tried. Until the shards that were kept are verified, as many tokens are done as were before.
     """
 
     def __init__(self, store: Store, row: Any, stopping: Callable[[], bool]) -> None:
         self._store, self._row, self._stopping = store, row, stopping
         self._next = 0.0
-        self._done = 0
+        self._done = self._least = row.tokens_done if store.folder_of(row.id).exists() else 0
         self._run_id: str | None = None
         self._journal = Journal(store.folder_of(row.id))
         self._size: int | None = None  # of the journal at first
@@ -50,8 +50,12 @@ class Beat:
             found = self._journal.read()  # None where every shard is on disk
             if found is not None:
                 self._run_id, self._size = str(found[0]["run_id"]), self._journal.path.stat().st_size
-        self._done = done
+        self._done = max(done, self._least)
         self.check()
+
+    def begin_anew(self) -> None:
+        """Nothing is kept of it."""
+        self._done = self._least = 0
 
     def check(self) -> None:
         """

@@ -165,6 +165,7 @@ class Runner:
             self._store.remove_folder(row.id)
         except InputError:
             raise BusyError from None
+        beat.begin_anew()
         return run()
 
     def _refusal(self, row: Any, error: SterError) -> ApiError:
