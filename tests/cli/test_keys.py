@@ -115,3 +115,17 @@ def test_a_server_takes_the_keys_of_its_state(toy_dir: Path, tmp_path: Path, cap
         server.process.terminate()
         assert server.process.wait(30) == 0
         assert not any(secret[:20] in line for line in server.lines for secret in (ann, ben))
+
+
+def test_a_key_of_the_state_does_not_open_a_server_uncounted(
+    keys: Keys, toy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a shell that clients run in, too, where STER_API_KEY is set."""
+    secret = keys("create", "ann", "--daily-tokens", "10")[1].strip()
+    keys("revoke", "ann")
+    capsys.readouterr()
+    monkeypatch.setenv("STER_API_KEY", secret)
+    assert main(["serve", "--model", str(toy_dir), "--port", "0", "--state", str(tmp_path / "state")]) == 1
+    said = capsys.readouterr().err
+    assert f"Error: the API key {secret[:12]}... is the key ann of the state, and would not be counted\n" in said
+    assert "unset STER_API_KEY" in said and secret not in said

@@ -69,6 +69,8 @@ def serve(
     Raises:
         InputError: an address that cannot be listened on, or must not be without a key. SterError: no model could be loaded.
     """
+    if state is not None:
+        _check_plain_keys(settings, state)
     has_keys = bool(settings.api_keys) or (state is not None and _has_keys(state))
     check_address(address, keyed=has_keys)
     os.environ.setdefault(PARALLELISM, "false")  # long texts then leave the GIL, see `texts.py`
@@ -89,6 +91,23 @@ def serve(
         server.run([listener])
     if server.failure is not None:
         raise server.failure
+
+
+def _check_plain_keys(settings: Settings, state: State) -> None:
+    """A key of the state that is also given as it is would open everything uncounted, paused or revoked as it may be.
+
+    Raises:
+        InputError: there is one.
+    """
+    from ster.state.keys import find_key
+
+    with state.database.read() as connection:
+        for given in settings.api_keys:
+            if (key := find_key(connection, given)) is not None:
+                raise InputError(
+                    f"the API key {key.shown}... is the key {key.name} of the state, and would not be counted",
+                    "leave out --api-key, and unset STER_API_KEY, which a server reads as well as its clients do",
+                )
 
 
 def _has_keys(state: State) -> bool:
