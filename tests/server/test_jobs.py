@@ -592,7 +592,7 @@ def test_a_job_holds_what_it_may_use_and_costs_what_it_did(tmp_path: Path, toy_m
             assert counts() == (0, 4 + 12, 0)
             client.delete(f"/v1/jobs/{cancelled}")
             assert counts() == (0, 0, 0)
-            ids = [submit(client), submit(client, apply_steering_vectors=overflow)]
+            ids = [submit(client, temperature=0), submit(client, apply_steering_vectors=overflow)]
             assert counts() == (0, 32, 0)
             refusal = client.post("/v1/jobs", json=BODY)
             assert error_of(refusal) == (429, "budget_exceeded", None) and refusal.headers["retry-after"]
