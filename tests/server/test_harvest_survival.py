@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from sqlalchemy import select
 
 import ster
 from ster.harvest import disk
+from ster.server.harvests import beat as beat_module
 from ster.server.harvests.reading import ServedReadable
 from ster.server.settings import Settings
 from ster.state import presence
@@ -221,6 +224,27 @@ def test_shut_down_it_is_put_back_and_goes_on(toy_model: ster.Model, tmp_path: P
     gate.open.set()
     with harvesting(toy_model, tmp_path) as client:
         assert downloaded(ended(client, id)) == expected
+
+
+def test_what_is_done_never_becomes_less_unless_it_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beat_module, "BEAT_SECONDS", 0.0)
+    told: list[int] = []
+
+    def update(_: Any, __: Any, **values: Any) -> bool:
+        told.append(values["tokens_done"])
+        return True
+
+    database = SimpleNamespace(write=contextlib.nullcontext)
+    store: Any = SimpleNamespace(database=database, folder_of=tmp_path.joinpath, queue=SimpleNamespace(update=update))
+    (tmp_path / "kept").mkdir()
+    for id in ("kept", "gone"):
+        beat = beat_module.Beat(store, SimpleNamespace(id=id, attempts=1, tokens_done=70), lambda: False)
+        beat.check()
+        for done in (0, 40, 80):
+            beat.report(done, 100)
+        beat.begin_anew()
+        beat.report(10, 100)
+    assert told == [70, 70, 70, 80, 10, 0, 0, 40, 80, 10]
 
 
 def test_another_model_under_its_name_begins_it_anew(

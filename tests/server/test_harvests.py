@@ -206,6 +206,16 @@ def test_a_disk_without_room_refuses_what_does_not_fit(
         assert error_of(answer)[:2] == (429, "harvest_capacity_exceeded") and " on disk, and the server has 0 B for it" in answer.text
 
 
+def test_a_folder_that_is_removed_is_made_again(toy_model: ster.Model, tmp_path: Path) -> None:
+    with harvesting(toy_model, tmp_path) as client:
+        harvests = client.app.state.harvests.store
+        shutil.rmtree(harvests.folder)
+        assert ended(client, submit(client))["status"] == "done"
+        shutil.rmtree(harvests.folder)
+        harvests.sweep()
+        assert harvests.folder.stat().st_mode & 0o777 == 0o700
+
+
 # Owners
 
 

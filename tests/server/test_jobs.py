@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="the extra `serve` is not installed")
@@ -147,6 +149,29 @@ def test_there_is_no_such_job(client: Client) -> None:
     for id in ("job-" + "0" * 32, "job-x", "%00", "job-" + "0" * 400):
         for method in ("GET", "DELETE"):
             assert error_of(client.request(method, f"/v1/jobs/{id}")) == (404, "job_not_found", None)
+
+
+def test_a_result_is_sent_in_pieces(client: Client) -> None:
+    """A large one, of which a reader that does not read has no more than a few pieces in memory; it is whole when it is read."""
+    id = submit(client)
+    found = ended(client, id)
+    path = state_of(client).folder / "jobs" / f"{id}.json"
+    path.write_bytes(orjson.dumps({"text": "x" * (64 << 20)}))
+    tracemalloc.start()
+    try:
+        connections = [client.connect() for _ in range(4)]
+        for connection in connections:
+            connection.sendall(f"GET /v1/jobs/{id} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert all(connection.recv(12) == b"HTTP/1.1 200" for connection in connections)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        for connection in connections:
+            connection.close()
+    finally:
+        tracemalloc.stop()
+    response = client.get(f"/v1/jobs/{id}")
+    assert response.json() == {**found, "result": orjson.loads(path.read_bytes())}
+    assert int(response.headers["content-length"]) == len(response.content) and response.headers["content-type"] == "application/json"
+    assert client.head(f"/v1/jobs/{id}").headers["content-length"] == response.headers["content-length"]
 
 
 # Cancelling
@@ -339,6 +364,57 @@ def test_a_callers_jobs_have_so_many_bytes(tmp_path: Path, toy_model: ster.Model
             size = connection.execute(sa.select(jobs.c.size)).scalar_one()
         path = state_of(client).folder / "jobs" / f"{first}.json"
         assert size > path.stat().st_size > 1000 and path.stat().st_mode & 0o077 & ~0o044 == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ["the sea is calm", "the sea"], "n": 3, "echo": True, "return_token_ids": True, "max_tokens": 60},
+        {"n": 2, "logprobs": 67, "max_tokens": 60, "temperature": 1.0},
+        {"logprobs": 5, "echo": True, "prompt_logprobs": 3},
+        {"prompt_logprobs": -1, "n": 2, "max_tokens": 1},
+        {"output_residual_stream": True, "logprobs": 0},
+    ],
+)
+def test_a_result_is_no_larger_than_it_counts_before_it_is_there(client: Client, fields: dict[str, Any]) -> None:
+    fields = {"seed": 1, "activation_dtype": "float32", **fields}
+    with client.models.pass_lock:
+        id = submit(client, **fields)
+        with state_of(client).database.read() as connection:
+            most = connection.execute(sa.select(jobs.c.size)).scalar_one()
+    assert ended(client, id)["status"] == "done"
+    with state_of(client).database.read() as connection:
+        size = connection.execute(sa.select(jobs.c.size)).scalar_one()
+    assert size <= most
+
+
+def test_scores_count_before_they_are_there(tmp_path: Path, toy_model: ster.Model) -> None:
+    with serving(tmp_path, toy_model, Settings(max_job_bytes=300_000)) as client, client.models.pass_lock:
+        fields = {**BODY, "max_tokens": 20, "logprobs": 67}
+        answers = [client.post("/v1/jobs", json=fields) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [202, 202, 429, 429]
+        assert error_of(answers[-1]) == (429, "job_storage_full", None)
+
+
+def test_a_submission_reads_no_row_of_the_jobs_that_are_kept(client: Client) -> None:
+    """Their prompts are in the rows: all it asks about them is in an index."""
+    asked: list[str] = []
+    database = state_of(client).database
+
+    def listen(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if statement.startswith(("SELECT count(*)", "SELECT coalesce(sum(jobs.size)")) and "jobs.owner" in statement:
+            asked.append(statement)
+
+    sa.event.listen(database.engine, "before_cursor_execute", listen)
+    with client.models.pass_lock:
+        submit(client)
+    sa.event.remove(database.engine, "before_cursor_execute", listen)
+    assert len(asked) == 2
+    with database.read() as connection:
+        for statement in asked:
+            values = ("local",) * statement.count("?")
+            plan = connection.exec_driver_sql(f"explain query plan {statement}", values).all()
+            assert all("USING COVERING INDEX ix_jobs_owner_state" in step[3] for step in plan), plan
 
 
 # What stays, and what goes
@@ -561,7 +637,7 @@ def test_a_job_holds_what_it_may_use_and_costs_what_it_did(tmp_path: Path, toy_m
             assert counts() == (0, 4 + 12, 0)
             client.delete(f"/v1/jobs/{cancelled}")
             assert counts() == (0, 0, 0)
-            ids = [submit(client), submit(client, apply_steering_vectors=overflow)]
+            ids = [submit(client, temperature=0), submit(client, apply_steering_vectors=overflow)]
             assert counts() == (0, 32, 0)
             refusal = client.post("/v1/jobs", json=BODY)
             assert error_of(refusal) == (429, "budget_exceeded", None) and refusal.headers["retry-after"]

@@ -17,6 +17,7 @@ pytest.importorskip("sqlalchemy", reason="the extra `serve` is not installed")
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from databases import new_database
 
 from ster.errors import FileError, InputError
 from ster.state import presence
@@ -60,6 +61,21 @@ def test_what_cannot_be_opened_is_said_without_the_password(tmp_path: Path) -> N
     assert "secret" not in str(refused.value)
     with pytest.raises(InputError, match="begins with `mysql:`"):
         find_place(tmp_path, "mysql://x")
+
+
+def test_postgresql_is_not_waited_for_without_end(postgres_server: str, tmp_path: Path) -> None:
+    """Neither for its locks nor for its machine; what the URL says counts."""
+    url = find_place(tmp_path, new_database(postgres_server, "limits")).url
+    database = Database(url)
+    with database.read() as connection:
+        limits = [connection.execute(sa.text(f"show {name}")).scalar_one() for name in ("statement_timeout", "lock_timeout")]
+        parameters = connection.connection.dbapi_connection.info.get_parameters()  # type: ignore[union-attr]
+    database.close()
+    assert limits == ["30s", "15s"] and parameters["tcp_user_timeout"] == "20000" and parameters["keepalives_idle"] == "10"
+    database = Database(url + "?options=-c%20lock_timeout%3D3s")
+    with database.read() as connection:
+        assert connection.execute(sa.text("show lock_timeout")).scalar_one() == "3s"
+    database.close()
 
 
 def test_the_folder_is_private(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ def test_what_cannot_be_is_refused(database: Database, name: str, limits: dict[s
         set_limits(connection, "nobody", {})
 
 
+@pytest.mark.parametrize("name", ["\udcff", "a\0b", ""])
+def test_a_name_that_no_key_can_have_is_none(database: Database, name: str) -> None:
+    for look in (get_key, lambda connection, name: set_state(connection, name, "paused"), lambda *given: set_limits(*given, {})):
+        with database.write() as connection, pytest.raises(InputError, match="there is no key"):
+            look(connection, name)
+
+
 def test_of_keys_with_one_name_made_at_once_one_is_made(database: Database) -> None:
     def make(_: int) -> bool:
         try:

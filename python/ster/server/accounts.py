@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ster.server.errors import invalid_api_key, key_paused, over_budget, state_unavailable
 from ster.server.known_keys import KnownKeys
-from ster.server.requests import log_crash
+from ster.server.state_threads import log_trouble
 from ster.state.budget import NOTHING, Amount, Hold, KeyInactiveError, OverBudget, free_dead, new_hold_id, settle, take_hold
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Accounts:
             taking.add_done_callback(lambda _: self.settle_later(id, NOTHING))
             raise
         except Exception as failure:
-            log_crash(f"taking {id}", failure)
+            log_trouble(f"taking {id}", failure)
             self.settle_later(id, NOTHING)  # it may be there: nobody knows what became of the transaction
             raise state_unavailable() from None
         bill = Bill(self, hold)
@@ -121,7 +121,7 @@ class Accounts:
                 settle(connection, hold_id, used)
         except Exception as error:
             if not late:
-                log_crash(f"settling {hold_id}, which stays until the database answers,", error)
+                log_trouble(f"settling {hold_id}, which stays until the database answers,", error)
             self.settle_later(hold_id, used)
         else:
             if late:
@@ -135,7 +135,7 @@ class Accounts:
                 if freed:
                     log.warning("freed %d Holds of servers that are dead", freed)
             except Exception as error:
-                log_crash("freeing what dead servers held", error)
+                log_trouble("freeing what dead servers held", error)
             self._settle_late()
             if self._ended.wait(KEEP_SECONDS):
                 return

@@ -33,6 +33,7 @@ from ster.server.openapi import openapi
 from ster.server.requests import Errors, Requests, json_response
 from ster.server.served import Models, Served, ServedSpec
 from ster.server.settings import Settings
+from ster.server.state_threads import StateThreads
 from ster.server.tokens import detokenize, tokenize, tokenizer_info
 from ster.server.usage import usage_page
 
@@ -143,6 +144,7 @@ def create_app(
     app.state.metrics = metrics
     app.state.models = Models(models, settings)
     app.state.state = state
+    app.state.state_threads = StateThreads()
     app.state.harvests = None if state is None else Harvests(state, app.state.models, settings, lambda: bool(app.state.draining))
     app.state.accounts = accounts
     app.state.draining = False
@@ -168,6 +170,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
         for runner in runners:
             await run_in_threadpool(runner.stop)
         unloading.cancel()
+        await run_in_threadpool(app.state.state_threads.close)
         await run_in_threadpool(models.drain, 0.0)
         if accounts is not None:
             await run_in_threadpool(accounts.close)

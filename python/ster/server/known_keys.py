@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, TypeVar
 
 from ster.server.errors import key_paused, state_unavailable
-from ster.server.requests import log_crash
+from ster.server.state_threads import log_trouble
 from ster.state.keys import Key, any_key, find_key, hash_of
 
 if TYPE_CHECKING:
@@ -77,5 +77,5 @@ class KnownKeys:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, read)
         except Exception as error:
-            log_crash("the look-up of a key", error)
+            log_trouble("the look-up of a key", error)
             raise state_unavailable() from None

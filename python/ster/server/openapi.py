@@ -66,8 +66,12 @@ LOADING = {
 NOT_READY = {503: "A model is loading for the start of the server, or failed to load; or the server is shutting down."}
 COUNTED = {503: "The server's database does not answer."}
 WAITED = {429: "Too many requests are waiting; try again after Retry-After seconds."}
-NO_STATE = {503: "The server keeps no state, and so no harvests; or it is shutting down, or the model failed to load."}
-NO_JOBS = {503: "The server keeps no state, and so no Jobs; or it is shutting down, or the model failed to load."}
+NO_STATE = {
+    503: "The server keeps no state, and so no harvests; its database does not answer; it is shutting down; or the model failed to load."
+}
+NO_JOBS = {
+    503: "The server keeps no state, and so no Jobs; its database does not answer; it is shutting down; or the model failed to load."
+}
 NO_JOB = {404: "The caller has no such Job."}
 NO_HARVEST = {404: "The caller has no such harvest."}
 GENERATING = {

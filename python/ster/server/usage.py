@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from ster.server.callers import caller_of
 from ster.server.errors import state_unavailable
-from ster.server.requests import json_response, log_crash
+from ster.server.requests import json_response
+from ster.server.state_threads import log_trouble
 from ster.state.budget import usage
 from ster.state.keys import get_key
 from ster.state.usage import described
@@ -36,5 +37,5 @@ async def usage_page(request: Request) -> Response:
     try:
         return json_response(await accounts.run(read))
     except Exception as error:
-        log_crash("reading the usage of a key", error)
+        log_trouble("reading the usage of a key", error)
         raise state_unavailable() from None

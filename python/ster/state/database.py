@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,10 @@ from ster.errors import FileError, InputError
 MIGRATIONS = Path(__file__).with_name("migrations")
 BUSY_SECONDS = 30
 CONNECT_SECONDS = 10
+LOCK_SECONDS = 15
+"""Of PostgreSQL: a statement waits no longer for a lock; `BUSY_SECONDS`: it takes no longer in all."""
+SILENT_SECONDS = 20
+"""After so long without a sign of PostgreSQL's machine, its connection is broken off."""
 MIGRATING = 0x53746572  # any number that is ours, for PostgreSQL's advisory lock
 
 T = TypeVar("T")
@@ -42,7 +46,7 @@ class Database:
             _prepare_sqlite(self.engine)
         else:
             given: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 16, "max_overflow": 16}
-            self.engine = create_engine(url, hide_parameters=True, connect_args={"connect_timeout": CONNECT_SECONDS}, **given)
+            self.engine = create_engine(url, hide_parameters=True, connect_args=_postgres_limits(make_url(url).query), **given)
         try:
             self._migrate()
         except InputError:
@@ -86,6 +90,8 @@ class Database:
         scripts = ScriptDirectory.from_config(config)
         with self.write() as connection:
             if not self.is_sqlite:  # two servers that start at once
+                for limit in ("statement_timeout", "lock_timeout"):
+                    connection.execute(text(f"set local {limit} = 0"))
                 connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": MIGRATING})
             now = MigrationContext.configure(connection).get_current_revision()
             if now == scripts.get_current_head():
@@ -96,6 +102,19 @@ class Database:
                 )
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def _postgres_limits(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a connection. given: those of the URL, which come first."""
+    limits: dict[str, Any] = {
+        "connect_timeout": CONNECT_SECONDS,
+        "options": f"-c statement_timeout={BUSY_SECONDS}s -c lock_timeout={LOCK_SECONDS}s",
+        "keepalives_idle": SILENT_SECONDS // 2,
+        "keepalives_interval": SILENT_SECONDS // 4,
+        "keepalives_count": 2,
+        "tcp_user_timeout": SILENT_SECONDS * 1000,
+    }
+    return {name: value for name, value in limits.items() if name not in given}
 
 
 def _prepare_sqlite(engine: Engine) -> None:

@@ -113,7 +113,7 @@ def hash_of(given: str) -> str:
 
 
 def _one(connection: Connection, query: Select[Any], name: str) -> Row[Any]:
-    for column in (keys.c.id, keys.c.name):
+    for column in (keys.c.id, keys.c.name) if name.isprintable() else ():  # a database could not even be asked for some others
         row = connection.execute(query.where(column == name)).first()
         if row is not None:
             return row

@@ -110,6 +110,7 @@ jobs = Table(
     Column("request", LargeBinary, nullable=False),
     Index("ix_jobs_owner_created_at", "owner", "created_at"),
     Index("ix_jobs_owner_started_at", "owner", "started_at"),
+    Index("ix_jobs_owner_state", "owner", "state", "size", "ended_at"),  # all that a submission asks about the others
     Index("ix_jobs_state_created_at", "state", "created_at"),
 )
 

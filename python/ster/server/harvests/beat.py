@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ster.harvest.disk import Journal
 from ster.server.harvests.store import Store
+from ster.server.state_threads import log_trouble
 
-log = logging.getLogger("ster.server")
 BEAT_SECONDS = 1.0
 
 
@@ -28,13 +27,13 @@ class Beat:
     """Once a second. row: as it was claimed. stopping: whether the server is shutting down. begun: everything about the harvest is settled.
 
     A harvest is given up that ends one server after another, and one that comes on is not: once a shard more is on disk, it counts from
-    the beginning how often it was tried.
+    the beginning how often it was tried. Until the shards that were kept are verified, as many tokens are done as were before.
     """
 
     def __init__(self, store: Store, row: Any, stopping: Callable[[], bool]) -> None:
         self._store, self._row, self._stopping = store, row, stopping
         self._next = 0.0
-        self._done = 0
+        self._done = self._least = row.tokens_done if store.folder_of(row.id).exists() else 0
         self._run_id: str | None = None
         self._journal = Journal(store.folder_of(row.id))
         self._size: int | None = None  # of the journal at first
@@ -51,8 +50,12 @@ class Beat:
             found = self._journal.read()  # None where every shard is on disk
             if found is not None:
                 self._run_id, self._size = str(found[0]["run_id"]), self._journal.path.stat().st_size
-        self._done = done
+        self._done = max(done, self._least)
         self.check()
+
+    def begin_anew(self) -> None:
+        """Nothing is kept of it."""
+        self._done = self._least = 0
 
     def check(self) -> None:
         """
@@ -73,8 +76,8 @@ class Beat:
         try:
             with self._store.database.write() as connection:
                 ours = self._store.queue.update(connection, self._row, **values)
-        except SQLAlchemyError:
-            log.exception("the database did not take how far a harvest is")
+        except SQLAlchemyError as error:
+            log_trouble(f"how far harvest {self._row.id} is", error)
             return
         if not ours:
             raise ClaimLostError

@@ -22,6 +22,8 @@ from ster.server.harvests.errors import (
     range_not_satisfiable,
 )
 from ster.server.harvests.store import Store
+from ster.server.state_threads import in_state
+from ster.state.queue import Found
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -34,18 +36,17 @@ async def answer_file(request: Request, store: Store) -> Response:
     caller = caller_of(request)
     if caller is STRANGER:
         store.signer.verify(id, name, request.query_params)
-    return await run_in_threadpool(_open, store, None if caller is STRANGER else caller.id, id, name)
-
-
-def _open(store: Store, owner: str | None, id: str, name: str) -> Response:
-    """owner: None: it was signed, so whoever asks may have it.
-
-    Raises:
-        ApiError: 404, no such harvest or file. 410, its files are gone.
-    """
-    row = store.find(id)
-    if row is None or owner not in (None, row.owner):
+    row = await in_state(request, store.find, id)
+    if row is None or not (caller is STRANGER or caller.id == row.owner):
         raise job_not_found(id)
+    return await run_in_threadpool(_open, store, row, name)
+
+
+def _open(store: Store, row: Found, name: str) -> Response:
+    """
+    Raises:
+        ApiError: 404, it is not done, or has no such file. 410, its files are gone.
+    """
     if row.state != "done":
         raise not_done(status_of(row))
     folder = store.folder_of(row.id)

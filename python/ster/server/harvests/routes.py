@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ster.server.body import Bodies, Body, read_body
-from ster.server.callers import Caller, caller_of
+from ster.server.callers import caller_of
 from ster.server.errors import invalid
 from ster.server.form import Json
 from ster.server.harvests.documents import base_url, document, summary
@@ -21,12 +21,12 @@ from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.runner import Runner
 from ster.server.harvests.store import Store
 from ster.server.lease import Lease
-from ster.server.loaded import Loaded
 from ster.server.longpoll import poll
 from ster.server.requests import json_response
 from ster.server.schema import parse_body
 from ster.server.served import Models
 from ster.server.settings import Settings
+from ster.server.state_threads import in_state
 from ster.server.waiting import claim, held, model_of
 from ster.state.queue import FINAL, Found
 from ster.state.state import State
@@ -82,20 +82,13 @@ async def _submit(request: Request) -> Response:
 async def _take_in(request: Request, store: Store, body: Body[Asked], lease: Lease) -> Response:
     try:
         loaded = await model_of(request, lease)
-        return json_response(await body.in_turn(partial(_queue, caller_of(request), store, lease.served.name, loaded), body.content), 202)
+        asked, raw = body.content
+        plan = await body.in_turn(partial(make_plan, loaded, store.settings), asked)
+        id = await in_state(request, store.add, caller_of(request), lease.served.name, asked, raw, plan)
+        return json_response({"job_id": id, "status": "pending", "model": lease.served.name, "n_prompts": len(asked.prompts)}, 202)
     finally:
         lease.close()
         body.close()
-
-
-def _queue(caller: Caller, store: Store, model: str, loaded: Loaded, given: Asked) -> Json:
-    """
-    Raises:
-        ApiError: it cannot be done, or not now; nothing of it is then stored.
-    """
-    asked, raw = given
-    id = store.add(caller, model, asked, raw, make_plan(loaded, store.settings, asked))
-    return {"job_id": id, "status": "pending", "model": model, "n_prompts": len(asked.prompts)}
 
 
 async def harvest_file(request: Request) -> Response:
@@ -107,14 +100,14 @@ async def _get(request: Request) -> Response:
     base = base_url(request)
 
     async def look() -> Found:
-        return await run_in_threadpool(store.get, caller, id)
+        return await in_state(request, store.get, caller, id)
 
     row, headers = await poll(request, look, lambda row: row.state in FINAL)
     return json_response(await run_in_threadpool(document, store, row, base), headers=headers)
 
 
 async def _listing(request: Request) -> Response:
-    return json_response(await run_in_threadpool(_list, request))
+    return json_response(await in_state(request, _list, request))
 
 
 def _list(request: Request) -> Json:
@@ -131,4 +124,4 @@ def _list(request: Request) -> Json:
 
 async def _cancel(request: Request) -> Response:
     store, caller, id = harvests_of(request).store, caller_of(request), request.path_params["id"]
-    return json_response(await run_in_threadpool(lambda: summary(store, store.cancel(caller, id)) | {"result": None}))
+    return json_response(await in_state(request, lambda: summary(store, store.cancel(caller, id)) | {"result": None}))

@@ -25,6 +25,7 @@ from ster.server.harvests.store import Store
 from ster.server.loaded import Loaded
 from ster.server.plan import sentence
 from ster.server.served import Models, Served
+from ster.server.state_threads import log_trouble
 from ster.server.work import ShuttingDown
 
 log = logging.getLogger("ster.server")
@@ -70,8 +71,8 @@ class Runner:
         while not self._stopping:
             try:
                 idle = not self._turn()
-            except Exception:
-                log.exception("the harvests failed")
+            except Exception as error:
+                log_trouble("the runner of harvests", error)
                 idle = True
             if idle:
                 self._store.wake.wait(IDLE_SECONDS)
@@ -164,6 +165,7 @@ class Runner:
             self._store.remove_folder(row.id)
         except InputError:
             raise BusyError from None
+        beat.begin_anew()
         return run()
 
     def _refusal(self, row: Any, error: SterError) -> ApiError:

@@ -57,9 +57,13 @@ class Store:
         self.queue = Queue(state.database, harvests)
         self.settings = settings
         self.folder = state.folder / FOLDER
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self._make_folder()
         self.signer = Signer(load_secret(state.folder))
         self.wake = threading.Event()
+
+    def _make_folder(self) -> None:
+        """It may be removed from outside while the server runs."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def folder_of(self, id: str) -> Path:
         return self.folder / id
@@ -149,6 +153,7 @@ class Store:
 
     def sweep(self) -> None:
         """Remove the folders that nobody has a use for, unless a process is still at work in one; and rows that are long over."""
+        self._make_folder()
         names = [path.name for path in self.folder.iterdir() if path.is_dir()]
         now = time.time()
         with self.database.read() as connection:
@@ -186,6 +191,7 @@ class Store:
         count, promised = connection.execute(query).one()
         if count >= settings.max_queued_harvests:
             raise too_many_harvests(settings.max_queued_harvests)
+        self._make_folder()
         free = max(shutil.disk_usage(self.folder).free - MARGIN_BYTES - int(promised), 0)
         if plan.bytes > free:
             raise no_room(in_bytes(plan.bytes), in_bytes(free))

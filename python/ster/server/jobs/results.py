@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import BinaryIO
 
 from ster._files import make_folder, write_atomic
 
@@ -31,9 +32,10 @@ class Results:
         finally:
             os.close(handle)
 
-    def read(self, id: str) -> bytes | None:
+    def open(self, id: str) -> BinaryIO | None:
+        """None: there is none."""
         with contextlib.suppress(FileNotFoundError):
-            return self._path(id).read_bytes()
+            return self._path(id).open("rb")
         return None
 
     def remove(self, id: str) -> None:

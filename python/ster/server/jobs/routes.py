@@ -31,6 +31,8 @@ from ster.server.jobs.errors import (
 )
 from ster.server.jobs.holds import pay, take
 from ster.server.jobs.runner import DAY, Runner
+from ster.server.jobs.shown import JobWithResult
+from ster.server.jobs.size import most_bytes
 from ster.server.lease import Lease
 from ster.server.loaded import Loaded
 from ster.server.longpoll import poll
@@ -38,6 +40,7 @@ from ster.server.plan import Plan, sentence
 from ster.server.requests import json_response, record_of
 from ster.server.schema import JobRequest, parse_body
 from ster.server.settings import Settings
+from ster.server.state_threads import in_state
 from ster.server.waiting import claim, held, model_of
 from ster.state.queue import FINAL, Found
 from ster.state.state import State
@@ -88,7 +91,8 @@ async def _submit(request: Request) -> Response:
 async def _take_in(request: Request, runner: Runner, body: Body[Asked], lease: Lease) -> Response:
     try:
         loaded = await model_of(request, lease)
-        row = await body.in_turn(partial(_queue, request, runner, lease.served.name, loaded), body.content)
+        plan, raw, seed = await body.in_turn(partial(_plan, request, loaded), body.content)
+        row = await in_state(request, _queue, request, runner, lease.served.name, plan, raw, seed)
     finally:
         lease.close()
         body.close()
@@ -96,20 +100,30 @@ async def _take_in(request: Request, runner: Runner, body: Body[Asked], lease: L
     return json_response(row, 202)
 
 
-def _queue(request: Request, runner: Runner, model: str, loaded: Loaded, given: Asked) -> Json:
-    """Refuse what cannot be done; or write the Job's row, and take its Hold with it.
+def _plan(request: Request, loaded: Loaded, given: Asked) -> tuple[Plan, bytes, int]:
+    """Returns: with the body as it was sent, and the seed.
 
     Raises:
-        ApiError
+        ApiError: it cannot be done.
     """
     settings: Settings = request.app.state.settings
-    state: State = request.app.state.state
     asked, raw = given
     seed = secrets.randbits(63) if asked.seed is None else asked.seed  # whoever runs it, and however often, draws the same
     plan = plan_completion(loaded, settings, asked.model_copy(update={"seed": seed}))
     _check_works(plan)
     record_of(request).prompt_tokens = plan.prompt_tokens
-    caller, id, size = caller_of(request), "job-" + secrets.token_hex(16), len(raw) + _captured_bytes(plan)
+    return plan, raw, seed
+
+
+def _queue(request: Request, runner: Runner, model: str, plan: Plan, raw: bytes, seed: int) -> Json:
+    """Write the Job's row, and take its Hold with it.
+
+    Raises:
+        ApiError: there is no room for it.
+    """
+    settings: Settings = request.app.state.settings
+    state: State = request.app.state.state
+    caller, id, size = caller_of(request), "job-" + secrets.token_hex(16), len(raw) + most_bytes(plan)
     with state.database.write() as connection:
         hold = take(connection, caller, plan)
         _check_room(connection, runner, settings, caller, size)
@@ -129,14 +143,6 @@ def _check_works(plan: Plan) -> None:
             plan.loaded.scheduler.check(work)
         except SterError as error:
             raise invalid(sentence(error), None) from None
-
-
-def _captured_bytes(plan: Plan) -> int:
-    """How much of its result is activations, at most: in base64."""
-    if plan.layers is None:
-        return 0
-    rows = len(plan.prompts[0].tokens) + plan.works[0].max_tokens
-    return len(plan.layers) * rows * plan.loaded.facts.hidden * (4 if plan.dtype == "float32" else 2) * 4 // 3
 
 
 def _check_room(connection: Connection, runner: Runner, settings: Settings, caller: Caller, size: int) -> None:
@@ -163,7 +169,10 @@ async def _get(request: Request) -> Response:
     document = _document(row, request.app.state.settings)
     if row.state != "done":
         return json_response(document, headers=headers)
-    return await run_in_threadpool(_with_result, runner, row, document)
+    result = await run_in_threadpool(runner.results.open, row.id)
+    if result is None:
+        raise job_result_missing()
+    return JobWithResult(document, result)
 
 
 def _look(request: Request, runner: Runner) -> Callable[[], Awaitable[Found]]:
@@ -171,7 +180,7 @@ def _look(request: Request, runner: Runner) -> Callable[[], Awaitable[Found]]:
     owner, id = caller_of(request).id, _id_of(request)
 
     async def look() -> Found:
-        row = await run_in_threadpool(runner.queue.get, owner, id)
+        row = await in_state(request, runner.queue.get, owner, id)
         if row is None:
             raise job_not_found()
         return row
@@ -179,19 +188,11 @@ def _look(request: Request, runner: Runner) -> Callable[[], Awaitable[Found]]:
     return look
 
 
-def _with_result(runner: Runner, row: Found, document: Json) -> Response:
-    """The Completion is not read: it may have a hundred megabytes of activations."""
-    result = runner.results.read(row.id)
-    if result is None:
-        raise job_result_missing()
-    return Response(orjson.dumps(document)[:-1] + b',"result":' + result + b"}", media_type="application/json")
-
-
 async def _list(request: Request) -> Response:
     runner = _runner_of(request)
     owner = caller_of(request).id
     limit, after = _limit_of(request), request.query_params.get("after")
-    page = None if after is not None and not ID.fullmatch(after) else await run_in_threadpool(runner.queue.list, owner, limit, after)
+    page = None if after is not None and not ID.fullmatch(after) else await in_state(request, runner.queue.list, owner, limit, after)
     if page is None:
         raise invalid("after must be the id of a Job of yours.", "after")
     rows, more = page
@@ -212,7 +213,7 @@ def _limit_of(request: Request) -> int:
 
 async def _cancel(request: Request) -> Response:
     runner = _runner_of(request)
-    row = await run_in_threadpool(_end, request, runner, caller_of(request).id, _id_of(request))
+    row = await in_state(request, _end, request, runner, caller_of(request).id, _id_of(request))
     return json_response(_document(row, request.app.state.settings))
 
 

@@ -23,6 +23,7 @@ from ster.server.requests import release
 from ster.server.schema import JobRequest, parse_body
 from ster.server.served import Models, Served
 from ster.server.settings import Settings
+from ster.server.state_threads import log_trouble
 from ster.state.budget import Amount
 from ster.state.database import pieces
 from ster.state.queue import Found, Queue
@@ -117,8 +118,8 @@ class Runner:
                 self._keep()
                 while not self._stopped.is_set() and self._claim():
                     pass
-            except Exception:
-                log.exception("the runner of Jobs failed, and tries again")
+            except Exception as error:
+                log_trouble("the runner of Jobs", error)
             self._woken.wait(LOOK_SECONDS)
 
     def _claim(self) -> bool:
@@ -193,8 +194,8 @@ class Runner:
             except Exception:
                 log.exception("%s crashed", row.id)
                 self._fail(row, internal_error())
-        except Exception:
-            log.exception("the database did not take the end of %s, which is begun again", row.id)
+        except Exception as error:
+            log_trouble(f"the end of {row.id}, which is begun again,", error)
         finally:
             if active.lease is not None:
                 active.lease.close()

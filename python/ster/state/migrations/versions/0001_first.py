@@ -56,6 +56,7 @@ def upgrade() -> None:
     )
     op.create_index("ix_jobs_owner_created_at", "jobs", ["owner", "created_at"], unique=False)
     op.create_index("ix_jobs_owner_started_at", "jobs", ["owner", "started_at"], unique=False)
+    op.create_index("ix_jobs_owner_state", "jobs", ["owner", "state", "size", "ended_at"], unique=False)
     op.create_index("ix_jobs_state_created_at", "jobs", ["state", "created_at"], unique=False)
     op.create_table(
         "keys",
