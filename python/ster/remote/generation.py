@@ -1,7 +1,8 @@
 """Text from a server. The rows that a request reads are those after steering; what stands before it is read again.
 
 The value before steering at layer L of given token ids does not depend on what is added at L or above: so the ids that ran, prompt and
-text, run once more as a prompt, for each such layer, under the edits below it alone. On `ster serve` that gives the same bits.
+text, run once more as a prompt, for each such layer, under the edits below it alone. On `ster serve` that gives the same bits, but where
+keys are rotated by how long the sequence is (longrope, dynamic scaling) and the text made it longer: that is refused before anything runs.
 """
 
 from __future__ import annotations
@@ -48,12 +49,15 @@ def write(
 ) -> Written:
     """
     Raises:
-        InputError: a setting the server does not take. RemoteError, NonFiniteError: an answer that does not fit.
+        InputError: a setting the server does not take; rows that would be read again in another rotation.
+        RemoteError, NonFiniteError: an answer that does not fit.
     """
     name = "the prompt"
     limit = min(settings.max_new_tokens, server.context - len(ids))
     seed = _seed(settings)
     at_once = _read_at_once(server, layers, edits, point, len(ids) + limit)
+    if set(layers or ()) - set(at_once):
+        _check_rotation(server, len(ids), len(ids) + limit - 1)
     body = completion(
         server.id,
         ids,
@@ -178,6 +182,27 @@ def _read_at_once(server: Server, layers: Sequence[int] | None, edits: Sequence[
     same = [layer for layer in layers or () if point == "post_steer" or layer not in steered]
     cap = server.caps.get("max_capture_numbers")
     return same[: cap // (tokens * server.hidden)] if isinstance(cap, int) else same
+
+
+def _check_rotation(server: Server, prompt: int, most: int) -> None:
+    """most: rows that run, prompt and text together, where the text is as long as it may be.
+
+    Raises:
+        InputError: in a sequence of so many, the prompt's rows or the text's are rotated otherwise than they were when they ran.
+    """
+    switch, changes = (server.caps.get(f"rotation_{name}_after") for name in ("switches", "changes"))
+    if isinstance(switch, int) and prompt <= switch < most:
+        limit = switch
+    elif isinstance(changes, int) and most > max(prompt, changes):
+        limit = max(prompt, changes)
+    else:
+        return
+    message = (
+        f"with {prompt} tokens of prompt and {most - prompt + 1} of text, rows would be read again in another rotation than they ran with:"
+        f" this model's changes after {limit} tokens"
+    )
+    why = "read after steering, or fewer layers" if server.caps.get("max_capture_numbers") else "read after steering"
+    raise InputError(message, f"max_new_tokens={limit - prompt + 1} stays within it; or {why}, which needs no second reading")
 
 
 def _read_again(
