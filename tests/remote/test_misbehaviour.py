@@ -248,6 +248,7 @@ MISFITS: dict[str, tuple[Callable[..., Any], str]] = {
     "two new tokens": (answered(usage={"prompt_tokens": 4, "completion_tokens": 2}), "it generated 2 tokens, expected 1"),
     "no usage": (without("usage"), "its usage does not say how many tokens ran"),
     "usage in text": (answered(usage={"prompt_tokens": "4", "completion_tokens": 1}), "its usage does not say"),
+    "another model": (answered(model="other"), "the model is 'other', expected 'toy'"),
     "no choices": (answered(choices=[]), "0 choices, expected 1"),
     "two choices": (lambda body, document: {**document, "choices": document["choices"] * 2}, "2 choices, expected 1"),
 }
@@ -418,6 +419,7 @@ def test_a_text_that_does_not_fit(stub: Stub, remote: ster.RemoteModel, spoil: A
         ),
         (b'data: {"choices": [{"index": 0, "text": " a", "finish_reason": "stop"}]}\n\n', "does not name its tokens"),
         (b'data: {"choices": [{"index": 0, "text": "", "token_ids": [5], "prompt_token_ids": [1]}]}\n\n', "ran other prompt tokens"),
+        (b'data: {"model": "other", "choices": []}\n\n', "the model is 'other'"),
         (b"data: rubbish\n\n", "answers 200, text/event-stream"),
     ],
 )

@@ -19,7 +19,7 @@ from ster import _native
 from ster.errors import InputError
 from ster.generation import Settings, Step
 from ster.remote.answers import Answer, refusal
-from ster.remote.checks import Expected, check_choice, check_residual
+from ster.remote.checks import Expected, check_choice, check_model, check_residual
 from ster.remote.reading import answer_limit, read_one
 from ster.remote.server import Server, completion
 from ster.remote.steering import below, reached, within
@@ -70,7 +70,7 @@ def write(
     numbers = len(at_once) * (len(ids) + limit) * server.hidden
     answer = transport.ask(Call("/v1/completions", body, answer_limit(server, numbers, len(ids)) + limit * TOKEN_BYTES, name))
     document = answer.document()
-    expected = Expected(ids, server.hidden, server.wire, limit, name)
+    expected = Expected(ids, server.hidden, server.wire, limit, name, server.called)
     choice, generated = check_choice(document, expected)
     text, new, reason = choice.get("text"), choice.get("token_ids"), choice.get("finish_reason")
     if not isinstance(text, str) or reason not in ("stop", "length"):
@@ -109,7 +109,7 @@ def stream(
     seed = _seed(settings)
     body = completion(server.id, ids, server.dialect, server.wire, steering=vectors, **_fields(settings, limit, seed))
     call = Call("/v1/completions", {**body, "stream": True}, name="the prompt")
-    expected = Expected(ids, server.hidden, server.wire, limit, "the prompt")
+    expected = Expected(ids, server.hidden, server.wire, limit, "the prompt", server.called)
     step: Step | None = None
     count = 0
     for data in transport.events(call):
@@ -142,6 +142,7 @@ def _choice_of(answer: Answer, expected: Expected) -> dict[str, Any] | None:
     document = answer.json()
     if not isinstance(document, dict) or document.get("error") is not None:
         raise refusal(answer)
+    check_model(document, expected)
     choices = document.get("choices")
     if not choices:
         return None

@@ -21,7 +21,7 @@ from ster.progress import Progress, Report
 from ster.prompts import at, check_prompt
 from ster.readable import Keep
 from ster.remote import generation, likelihood, reading
-from ster.remote.server import Server
+from ster.remote.server import Server, find_entry
 from ster.remote.steering import reached, steering_vectors
 from ster.remote.tokens import Asked, OwnTokens, ServerTokens
 from ster.remote.transport import Call, Transport
@@ -119,14 +119,29 @@ class RemoteModel(AbstractModel):
     def hash_weights(self, progress: Progress = None) -> str | None:
         """`ster serve` makes it, once; vLLM has none."""
         if self._weights_hash is None and self.server.dialect == "ster":
-            answer = self._transport.ask(Call(f"/v1/models/{quote(self.server.id)}/weights_hash"))
-            if answer.status == 404:
-                return None
-            found = answer.document().get("weights_hash")
-            if not isinstance(found, str):
-                raise RemoteError("the server's weights_hash is no text")
-            self._weights_hash = found
+            self._weights_hash = self._ask_hash()
         return self._weights_hash
+
+    def check_same(self) -> None:
+        """Whether `ster serve` still has the weights, the config and the tokenizer it had: two short requests, once the hash is made there.
+        Of vLLM, its answers' name is all that tells, and each is looked at."""
+        if self.server.dialect != "ster":
+            return
+        weights = self._ask_hash()  # it loads a model that was not, and then the list tells of it
+        entry, caps = find_entry(self._transport, self.server.id)
+        found = {"weights": weights, "config": caps.get("config_hash"), "tokenizer": caps.get("tokenizer_hash")}
+        known = {"weights": self.hash_weights(), "config": self.config_hash, "tokenizer": self.tokenizer_hash}
+        others = [what for what in known if found[what] != known[what]]
+        if others or entry.get("served_model_name") != self.name:
+            what = f"its {others[0]} changed" if others else f"it is {entry.get('served_model_name')}, and was {self.name}"
+            message = f"{self._transport.root} has another model now behind the name {self.server.id}: {what}"
+            raise RemoteError(message, "what was read since is of no use; connect again, and begin again")
+
+    def _ask_hash(self) -> str:
+        found = self._transport.ask(Call(f"/v1/models/{quote(self.server.id)}/weights_hash")).document().get("weights_hash")
+        if not isinstance(found, str):
+            raise RemoteError("the server's weights_hash is no text")
+        return found
 
     # Tokens
 
