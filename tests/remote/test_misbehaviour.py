@@ -24,7 +24,9 @@ from serving import until
 
 import ster
 from ster.errors import InputError, NonFiniteError, RemoteError, SterError
+from ster.remote.model import ROUNDING
 from ster.remote.steering import steering_vectors
+from ster.server.tensors import encode, unpack
 
 LAYERS = [0, 2]
 PROMPT = "the sea is calm"
@@ -51,7 +53,7 @@ def test_sizes_are_found_by_reading_one_token(stub: Stub, toy_model: ster.Model)
         assert (model.layer_count, model.hidden_size, model.context_length, model.precision) == (4, 64, 256, "bf16")
         assert (model.name, model.chat_template, model.wire_dtype) == ("toy-llama", "absent", "bfloat16")
         assert (model.config_hash, model.tokenizer_hash, model.hash_weights(), model.revision) == (None,) * 4
-        assert model.wire == {"wire_dtype": "bfloat16", "wire_rounding": "2^-9 relative"}
+        assert model.wire == {"wire_dtype": "bfloat16", "wire_rounding": "2^-8 relative"}
     assert all(body["max_tokens"] == 1 and len(body["prompt"]) == 1 for body in stub.completions())
     with pytest.raises(InputError, match="the server sends activations as bfloat16, and float32 was asked for"):
         ster.connect(stub.url, wire_dtype="float32")
@@ -78,7 +80,7 @@ def test_the_whole_workflow(remote: ster.RemoteModel, toy_model: ster.Model, cal
     artifact = ster.train(remote, pairs)
     assert artifact.model == "toy-llama" and not {"weights_hash", "tokenizer_hash"} & set(artifact.metadata)
     assert artifact.metadata["wire_dtype"] == "bfloat16"
-    for layer in artifact.layers:  # rounded by 2^-9: the directions all but agree
+    for layer in artifact.layers:  # rounded by 2^-8: the directions all but agree
         assert artifact.vector(layer) @ ster.train(toy_model, pairs).vector(layer) > 0.999
     report = ster.evaluate(remote, pairs, artifact, [1.0], layers=[1], neutral=["the sea is calm ."])
     here = replace(artifact, precision=None)
@@ -93,6 +95,16 @@ def test_the_whole_workflow(remote: ster.RemoteModel, toy_model: ster.Model, cal
     ster.harvest(remote, PROMPTS, tmp_path / "h", dtype="f32")
     manifest = ster.open_harvest(tmp_path / "h").manifest
     assert manifest["weights_hash"] is None and manifest["wire_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(("wire", "digits"), [("bfloat16", -8), ("float16", -11)])
+def test_what_is_said_of_the_rounding_is_what_it_does(wire: Any, digits: int) -> None:
+    """The bound holds, and half of it does not."""
+    values = np.linspace(1.0, 2.0, 1 << 16, dtype=np.float32)
+    tensor = encode(values, wire)
+    there = unpack(tensor["data"], tensor["dtype"], tensor["original_dtype"], tensor["shape"], max_numbers=values.size)
+    error = float((np.abs(there - values) / values).max())
+    assert 2.0 ** (digits - 1) < error <= 2.0**digits and ROUNDING[wire].startswith(f"2^{digits} relative")
 
 
 def test_an_artifact_without_a_hash_is_known_by_name(stub: Stub, remote: ster.RemoteModel, calm_pairs: Path) -> None:

@@ -28,8 +28,8 @@ from ster.remote.transport import Call, Transport
 from ster.sides import PairTokens
 from ster.trace import Point, Trace
 
-ROUNDING = {"bfloat16": "2^-9 relative", "float16": "2^-11 relative, 2^-25 absolute"}
-"""What half of the last place is, in which numbers travel."""
+ROUNDING = {"bfloat16": "2^-8 relative", "float16": "2^-11 relative, 2^-25 absolute"}
+"""How far a number is from its nearest one in the dtype: half of the last place, of 8 and of 11 significant bits."""
 
 
 class RemoteModel(AbstractModel):
