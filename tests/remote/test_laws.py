@@ -175,7 +175,7 @@ def test_what_the_wire_costs_is_said(served: Client, toy_model: ster.Model, calm
         whole, own = (each.activations(PROMPTS, position="all") for each in (model, toy_model))
         for a, b in zip(whole.values, own.values, strict=True):
             assert a.tobytes() == rounded(b).tobytes()
-        said = {"wire_dtype": "bfloat16", "wire_rounding": "2^-9 relative"}
+        said = {"wire_dtype": "bfloat16", "wire_rounding": "2^-8 relative"}
         assert whole.source.wire == said and own.source.wire == {}
         found = model.activations(PROMPTS)
         for suffix in ("npz", "safetensors"):

@@ -25,6 +25,7 @@ from serving import until
 import ster
 from ster.errors import InputError, NonFiniteError, RemoteError, SterError
 from ster.remote.model import ROUNDING
+from ster.remote.retry import Patience
 from ster.remote.steering import steering_vectors
 from ster.server.tensors import encode, unpack
 
@@ -347,6 +348,66 @@ def test_a_server_that_is_busy_is_asked_again(stub: Stub, remote: ster.RemoteMod
     with pytest.raises(RemoteError, match=r"the server refuses \(429\): queue full: prompts\[0\]"):
         kept(remote, toy_model)
     assert no_waits == [2.0, 2.0]  # five seconds are all it may wait
+
+
+@pytest.mark.parametrize("again", ["0", "Thu, 01 Jan 1970 00:01:00 GMT", "-1"])
+def test_waits_double_where_the_server_asks_for_none(
+    stub: Stub, remote: ster.RemoteModel, toy_model: ster.Model, no_waits: list[float], again: str
+) -> None:
+    stub.spoil = lambda body, document: Raw(b"{}", 503, {"Retry-After": again})
+    with pytest.raises(RemoteError, match="answers 503"):
+        kept(remote, toy_model)
+    assert no_waits == [0.5, 1.0, 2.0]
+
+
+def test_patience_ends_by_the_clock_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("ster.remote.retry.time.monotonic", lambda: now)
+    patience = Patience(10)
+    assert patience.after(503, {}) == 0.5
+    now += 9.5
+    assert patience.after(503, {}) is None
+
+
+@pytest.mark.parametrize("code", ["queue_full", "model_loading", "model_failed", "internal_error"])
+def test_an_error_told_late_is_taken_as_its_status(
+    stub: Stub, remote: ster.RemoteModel, toy_model: ster.Model, no_waits: list[float], code: str
+) -> None:
+    late = Raw(b"  " + json.dumps({"error": {"message": "Later.", "code": code}}).encode())
+    stub.plan = [lambda body, document: late]
+    assert kept(remote, toy_model) == [0] and no_waits == [0.5]
+    stub.spoil = lambda body, document: late
+    with pytest.raises(RemoteError, match="refuses: Later"):
+        kept(remote, toy_model)
+    assert len(no_waits) == (2 if code == "internal_error" else 4)
+
+
+def test_a_stream_is_asked_for_again_until_it_begins(
+    stub: Stub, remote: ster.RemoteModel, toy_model: ster.Model, no_waits: list[float]
+) -> None:
+    error = json.dumps({"error": {"message": "Full.", "code": "queue_full"}}).encode()
+    event = b'data: {"choices": [{"index": 0, "text": " a", "token_ids": [5], "finish_reason": null}]}\n\n'
+    stream = {"Content-Type": "text/event-stream"}
+    own = toy_model.generate(PROMPT, max_new_tokens=3).token_ids
+    for busy in (Raw(error, 429), Raw(b"gone", 200, cut=0), Raw(b"data: " + error + b"\n\n", 200, stream)):
+        stub.plan = [lambda body, document, busy=busy: busy]  # type: ignore[misc]
+        assert [step.token_id for step in remote.stream(PROMPT, max_new_tokens=3)] == own
+    assert no_waits == [0.5] * 3
+    stub.plan = [lambda body, document: Raw(event + b"data: " + error + b"\n\n", 200, stream)]
+    with pytest.raises(RemoteError, match="refuses: Full"):
+        list(remote.stream(PROMPT, max_new_tokens=3))
+
+
+def test_a_stream_has_an_end(stub: Stub, remote: ster.RemoteModel) -> None:
+    event = b'data: {"choices": [{"index": 0, "text": " a", "token_ids": [5], "finish_reason": null}]}\n\n'
+    stub.spoil = lambda body, document: Raw(event * 100, headers={"Content-Type": "text/event-stream"})
+    steps = remote.stream(PROMPT, max_new_tokens=4)
+    with pytest.raises(RemoteError, match="more than the 4 tokens"):
+        for count, _ in enumerate(steps):
+            assert count < 4
+    stub.spoil = lambda body, document: Raw(b"data: " + b" " * (2 << 20), headers={"Content-Type": "text/event-stream"})
+    with pytest.raises(RemoteError, match="answers with more than"):
+        list(remote.stream(PROMPT, max_new_tokens=4))
 
 
 def test_a_server_that_failed_is_asked_once_again(

@@ -23,7 +23,7 @@ from ster.remote.checks import Expected, check_choice, check_model, check_residu
 from ster.remote.reading import answer_limit, read_one
 from ster.remote.server import Server, completion
 from ster.remote.steering import below, reached, within
-from ster.remote.transport import Call, Transport
+from ster.remote.transport import SMALL_BYTES, Call, Transport
 from ster.trace import Point
 
 LARGEST_SEED = 2**63 - 1
@@ -108,7 +108,7 @@ def stream(
     limit = min(settings.max_new_tokens, server.context - len(ids))
     seed = _seed(settings)
     body = completion(server.id, ids, server.dialect, server.wire, steering=vectors, **_fields(settings, limit, seed))
-    call = Call("/v1/completions", {**body, "stream": True}, name="the prompt")
+    call = Call("/v1/completions", {**body, "stream": True}, SMALL_BYTES + len(ids) * 1024 + limit * TOKEN_BYTES, "the prompt")
     expected = Expected(ids, server.hidden, server.wire, limit, "the prompt", server.called)
     step: Step | None = None
     count = 0
@@ -121,6 +121,8 @@ def stream(
         new = choice.get("token_ids") or []
         if not _is_ids(new) or not isinstance(choice.get("text"), str):
             raise expected.misfit("an event does not name its tokens")
+        if count + len(new) > limit:
+            raise expected.misfit(f"it generated more than the {limit} tokens that were asked for")
         for token in new:
             if step is not None:
                 yield step
@@ -132,7 +134,7 @@ def stream(
             step = replace(step, text=step.text + choice["text"], finish_reason=choice.get("finish_reason"))
         elif choice["text"]:
             raise expected.misfit("an event does not name its tokens", "vLLM does from 0.10.2 on (`return_token_ids`)")
-    if step is None or step.finish_reason not in ("stop", "length") or count > limit:
+    if step is None or step.finish_reason not in ("stop", "length"):
         raise expected.misfit("the stream ended before the text did")
     yield step
 
