@@ -55,7 +55,7 @@ def test_sizes_are_found_by_reading_one_token(stub: Stub, toy_model: ster.Model)
         assert (model.name, model.chat_template, model.wire_dtype) == ("toy-llama", "absent", "bfloat16")
         assert (model.config_hash, model.tokenizer_hash, model.hash_weights(), model.revision) == (None,) * 4
         assert model.wire == {"wire_dtype": "bfloat16", "wire_rounding": "2^-8 relative"}
-    assert all(body["max_tokens"] == 1 and len(body["prompt"]) == 1 for body in stub.completions())
+    assert [(body["max_tokens"], len(body["prompt"])) for body in stub.completions()[:4]] == [(1, 1), (1, 1), (1, 6), (1, 3)]
     with pytest.raises(InputError, match="the server sends activations as bfloat16, and float32 was asked for"):
         ster.connect(stub.url, wire_dtype="float32")
     with pytest.raises(InputError, match="has no model llama"):
@@ -454,6 +454,30 @@ def test_a_server_that_reverses_layers(stub: Stub) -> None:
         stub.plan[0] = resized(lambda raw: raw[::-1])  # all layers as they are, some of them reversed
         ster.connect(stub.url)
     assert "order" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: np.roll(raw, 1, axis=1),
+        lambda raw: raw[:, ::-1],
+        lambda raw: raw * 0,
+        lambda raw: np.repeat(raw[:, :1], raw.shape[1], axis=1),
+        lambda raw: np.concatenate([raw[:, :-1], raw[:, -2:-1]], axis=1),
+    ],
+)
+def test_rows_that_are_not_their_tokens(stub: Stub, change: Any) -> None:
+    spoiled = resized(change)
+    stub.spoil = lambda body, document: document if len(body["prompt"]) == 1 else spoiled(body, document)
+    with pytest.raises(RemoteError, match="rows that are not their tokens'"):
+        ster.connect(stub.url)
+
+
+def test_each_layer_is_seen_to_steer(stub: Stub, remote: ster.RemoteModel) -> None:
+    remote.generate(PROMPT, ster.steer(np.ones(64), 1), max_new_tokens=2)
+    stub.steers = False
+    with pytest.raises(RemoteError, match="does not steer: a vector added at layer 2"):
+        remote.generate(PROMPT, ster.steer(np.ones(64), 2), max_new_tokens=2)
 
 
 def test_a_server_that_does_not_steer(stub: Stub, remote: ster.RemoteModel) -> None:

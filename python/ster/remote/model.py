@@ -46,7 +46,7 @@ class RemoteModel(AbstractModel):
         self._tokens = tokens
         self.chat_template = "off" if chat is None else "applied" if chat else "absent"
         self._weights_hash: str | None = None
-        self._steers = server.dialect == "ster"  # seen to; vllm-lens leaves out what fails
+        self._seen: set[int] = set(range(server.layers)) if server.dialect == "ster" else set()  # vllm-lens leaves out what fails
 
     def close(self) -> None:
         """Cancel what is under way, and let go of the connections."""
@@ -250,23 +250,27 @@ class RemoteModel(AbstractModel):
             SteeringError: what the server does not take. RemoteError: it does not steer.
         """
         vectors = steering_vectors(edits, self.server.caps)
-        if vectors and not self._steers:
-            self._see_it_steer(edits[0].layer)
-            self._steers = True
+        for edit in edits:
+            if edit.layer not in self._seen:
+                self._see_it_steer(edit.layer)
+                self._seen.add(edit.layer)
         return vectors
 
     def _see_it_steer(self, layer: int) -> None:
-        """vllm-lens answers a steer that failed like one that had no effect: so one of known effect is read first, at a single token."""
-        ids = next(self._tokens.ids([("a", False, None)]))[:1]
+        """vllm-lens answers a steer that failed like one that had no effect: so ones of known effect are read first, at each
+        layer once: on all of three tokens, and on the one between."""
+        ids = next(self._tokens.ids([("a", False, None)]))[:1] * 3
 
         def read(edits: Edits) -> NDArray[np.float32]:
             found = reading.read_one(self._transport, self.server, ids, [layer], edits, "the steering's check")
-            return np.asarray(found[0, 0])
+            return np.asarray(found[0])
 
         vector = np.full((1, self.hidden_size), 1.0, np.float32)
         before = read([_native.Edit(layer, vector, scale=0.0)])
         vector *= max(1.0, float(np.abs(before).max()))  # far above what rounding hides
-        moved = read([_native.Edit(layer, vector)]) - before
-        if not np.allclose(moved, vector[0], rtol=2**-5):
+        everywhere = read([_native.Edit(layer, vector)]) - before
+        between = read([_native.Edit(layer, vector, positions=[1])]) - before
+        off = max(np.abs(everywhere - vector).max(), np.abs(between - vector * np.array([[0.0], [1.0], [0.0]])).max())
+        if not off <= vector[0, 0] * 2**-5:
             message = f"{self._transport.root} does not steer: a vector added at layer {layer} did not move what is read there by itself"
             raise RemoteError(message, "on vLLM: is vllm-lens installed, and what does the server's log say of its hooks?")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ Dialect = Literal["ster", "vllm-lens"]
 PRECISIONS: Mapping[WireDtype, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 LIST_BYTES = 16 << 20  # of a list of models
 PROBE_BYTES = 1 << 30
+LOOSE = 2.0**-3  # of a row: kernels of other shapes round otherwise, layer after layer
 TEMPLATE_PROBE = [{"role": "user", "content": "a"}]
 
 
@@ -144,6 +145,7 @@ def _of_vllm(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | N
     for row, layer in zip(some[:, 0], ends, strict=True):
         if int(np.argmin(np.abs(whole[:, 0] - row).sum(axis=1))) != layer:
             raise RemoteError(f"{transport.root} answers layers in another order than they are asked for")
+    _check_rows(transport, id, ids, Expected((), hidden, found, called=called), layers)
     return Server(
         "vllm-lens",
         id,
@@ -157,6 +159,32 @@ def _of_vllm(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | N
         bos_id=ids[0] if len(ids) > 1 and ids[1:] == bare else None,
         called=called,
     )
+
+
+def _check_rows(transport: Transport, id: str, known: Sequence[int], expected: Expected, layers: int) -> None:
+    """Six different tokens, and the first three of them alone: each row is its token's, and no other's.
+
+    Raises:
+        RemoteError: rows that are zero, or equal, or in another place.
+    """
+    tokens = list(dict.fromkeys([*known, *range(3, 9)]))[:6]
+    found = []
+    for ids in (tokens, tokens[:3]):
+        document = transport.ask(
+            Call("/v1/completions", completion(id, ids, "vllm-lens", None, layers=list(range(layers))), limit=PROBE_BYTES)
+        ).document()
+        asked = replace(expected, ids=ids)
+        _, generated = check_choice(document, asked)
+        found.append(check_residual(document, asked, range(layers), generated).astype(np.float64))
+    whole, some = found
+    for layer in range(layers):
+        apart = np.linalg.norm(some[layer][:, None] - whole[layer][None], axis=2)  # [3, 6]
+        sizes = np.linalg.norm(some[layer], axis=1)
+        equal = any(np.array_equal(a, b) for n, a in enumerate(whole[layer]) for b in whole[layer][:n])
+        at_home = apart[np.arange(3), np.arange(3)]
+        if equal or not sizes.all() or (apart.argmin(axis=1) != np.arange(3)).any() or (at_home > sizes * LOOSE).any():
+            message = f"{transport.root} answers rows that are not their tokens': layer {layer} of three tokens is not that of six"
+            raise RemoteError(message, "on vLLM: what does the server's log say of vllm-lens's hooks?")
 
 
 def _name(root: str) -> str:
