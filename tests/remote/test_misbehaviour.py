@@ -123,6 +123,21 @@ def test_a_template_is_found_and_used(chatting: Path) -> None:
         assert remote.prompt_tokens("the sea") == model.prompt_tokens("the sea")
 
 
+def test_half_a_character_in_a_message_is_refused_before_it_is_sent(chatting: Path) -> None:
+    with stubbed(ster.load(chatting)) as stub, ster.connect(stub.url) as remote:
+        stub.requests.clear()
+        with pytest.raises(InputError, match="half a surrogate pair"):
+            remote.chat_tokens([{"role": "user", "content": "a\ud800"}])
+        assert not stub.requests
+
+
+def test_a_template_that_the_server_does_not_use_is_named(stub: Stub, chatting: Path) -> None:
+    with pytest.raises(InputError, match="the tokenizer's folder has a chat template, and the server has none") as refused:
+        ster.connect(stub.url, tokenizer=chatting)
+    assert refused.value.hint and "--chat-template off" in refused.value.hint
+    ster.connect(stub.url, tokenizer=chatting, chat_template="off").close()
+
+
 def test_unsteered_texts_are_scored_on_the_way_of_the_steered(stub: Stub, remote: ster.RemoteModel, calm_pairs: Path) -> None:
     pairs = ster.PairSet.load(calm_pairs)
     artifact = ster.train(remote, pairs, [1])
@@ -569,6 +584,7 @@ def test_a_key_is_sent_and_missed(toy_model: ster.Model) -> None:
         ({"endpoint": "ftp://host"}, "an endpoint must be"),
         ({"endpoint": "http://host/v1?x=1"}, "an endpoint must be"),
         ({"endpoint": ""}, "an endpoint must be"),
+        ({"endpoint": "http://user:secret@host"}, "^an endpoint must have no user and no password in it$"),
         ({"concurrency": 0}, "concurrency must be between 1 and 1024, found 0"),
         ({"timeout": 0}, "timeout must be"),
         ({"retry_seconds": float("nan")}, "retry_seconds must be"),

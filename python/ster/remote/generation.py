@@ -53,6 +53,7 @@ def write(
         RemoteError, NonFiniteError: an answer that does not fit.
     """
     name = "the prompt"
+    _check_settings(server, settings)
     limit = min(settings.max_new_tokens, server.context - len(ids))
     seed = _seed(settings)
     at_once = _read_at_once(server, layers, edits, point, len(ids) + limit)
@@ -105,6 +106,7 @@ def stream(
     settings: Settings,
 ) -> Iterator[Step]:
     """Token by token, each step when the next one is there: a server may send text after its token."""
+    _check_settings(server, settings)
     limit = min(settings.max_new_tokens, server.context - len(ids))
     seed = _seed(settings)
     body = completion(server.id, ids, server.dialect, server.wire, steering=vectors, **_fields(settings, limit, seed))
@@ -169,6 +171,11 @@ def _fields(settings: Settings, limit: int, seed: int) -> dict[str, Any]:
     if settings.stop:
         fields["stop"] = list(settings.stop)
     return fields | ({"ignore_eos": True} if settings.ignore_eos else {})
+
+
+def _check_settings(server: Server, settings: Settings) -> None:
+    if settings.ignore_eos and server.dialect == "ster":
+        raise InputError("`ster serve` ends a text at its end-of-text token: ignore_eos cannot be used with it")
 
 
 def _seed(settings: Settings) -> int:

@@ -18,7 +18,7 @@ from ster.errors import ContextError, InputError, RemoteError, TokenError
 from ster.generation import Generation, Settings, Step
 from ster.likelihood import Damage, SideLikelihoods, Variant
 from ster.progress import Progress, Report
-from ster.prompts import at, check_prompt
+from ster.prompts import at, check_prompt, check_text
 from ster.readable import Keep
 from ster.remote import generation, likelihood, reading
 from ster.remote.server import Server, find_entry
@@ -172,6 +172,10 @@ class RemoteModel(AbstractModel):
         if self.chat_template != "applied":
             why = "is switched off" if self.chat_template == "off" else "the server's model does not have"
             raise InputError(f"chat messages need a chat template, which {why}{at(name)}")
+        for message in prompt:
+            for text in message.values():
+                if isinstance(text, str):
+                    check_text(text, name or "a message")
         return prompt, opened, name
 
     def _chat_tokens(self, messages: Sequence[Message], add_generation_prompt: bool | None, name: str | None) -> list[int]:
