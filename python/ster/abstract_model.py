@@ -100,6 +100,14 @@ class AbstractModel(ABC):
     def hash_weights(self, progress: Progress = None) -> str | None:
         """SHA-256 over every weight; None where it is not known. Saying how far it is: a model of 16 GB takes some seconds."""
 
+    @abstractmethod
+    def check_same(self) -> None:
+        """Before activations are read and before what is made of them is written.
+
+        Raises:
+            RemoteError: another model answers than at the first call.
+        """
+
     @property
     def adds_special_tokens(self) -> bool:
         """Whether a prompt gets the tokenizer's own, such as BOS; where there is a chat template, it is the template that has them."""

@@ -191,6 +191,9 @@ class Model(AbstractModel):
             self._weights_hash = weights_hash(self.path, progress=progress)
         return self._weights_hash
 
+    def check_same(self) -> None:
+        """A model of this process stays what it is."""
+
     @cached_property
     def config_hash(self) -> str:
         """SHA-256 over config.json; of a GGUF file over the numbers, texts and switches of its metadata that are not the tokenizer's."""

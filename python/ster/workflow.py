@@ -93,7 +93,9 @@ def train(
     pair_set = as_pair_set(pairs)
     name = parse_method(method)
     chosen = parse_layers(layers, model.layer_count)
-    positive, negative = pair_activations(model, pair_tokens(model, pair_set), chosen, progress=progress)
+    tokens = pair_tokens(model, pair_set)
+    model.check_same()
+    positive, negative = pair_activations(model, tokens, chosen, progress=progress)
     vectors, notes = [], {}
     with reporter(progress, "fit") as report:
         for i, layer in enumerate(chosen):
@@ -154,7 +156,9 @@ def optimize(
     names = [parse_method(method) for method in methods]
     chosen = parse_layers(layers, model.layer_count)
     splits = split_pairs(pair_set, holdout=holdout, folds=folds)
-    positive, negative = pair_activations(model, pair_tokens(model, pair_set), chosen, progress=progress)
+    tokens = pair_tokens(model, pair_set)
+    model.check_same()
+    positive, negative = pair_activations(model, tokens, chosen, progress=progress)
     with reporter(progress, "fit") as report:
         ranking = rank_candidates(positive, negative, chosen, splits, groups=groups(pair_set), methods=names, seed=seed, progress=report)
     winner = ranking.winner
@@ -221,6 +225,7 @@ def _ties(ranking: Ranking) -> list[str]:
 def _artifact(
     model: AbstractModel, pairs: PairSet, method: str, vectors: Sequence[LayerVector], norms: Mapping[int, float], progress: Progress
 ) -> SteeringArtifact:
+    model.check_same()
     hashes = {keys.WEIGHTS_HASH: model.hash_weights(progress), keys.TOKENIZER_HASH: model.tokenizer_hash}
     return SteeringArtifact(
         model=model.name,

@@ -67,7 +67,7 @@ def test_what_the_wire_costs_is_said(ster_there: Run, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("the sea\n")
     result = ster_there("extract", "-p", "p.txt", "--wire-dtype", "bfloat16")
     assert (result.returncode, result.stdout) == (0, "activations.json\n")
-    assert result.stderr.startswith("Note: activations travel as bfloat16, rounded by up to 2^-9 relative\n")
+    assert result.stderr.startswith("Note: activations travel as bfloat16, rounded by up to 2^-8 relative\n")
 
 
 @pytest.mark.parametrize(

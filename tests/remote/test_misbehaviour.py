@@ -24,7 +24,10 @@ from serving import until
 
 import ster
 from ster.errors import InputError, NonFiniteError, RemoteError, SterError
+from ster.remote.model import ROUNDING
+from ster.remote.retry import Patience
 from ster.remote.steering import steering_vectors
+from ster.server.tensors import encode, unpack
 
 LAYERS = [0, 2]
 PROMPT = "the sea is calm"
@@ -51,8 +54,8 @@ def test_sizes_are_found_by_reading_one_token(stub: Stub, toy_model: ster.Model)
         assert (model.layer_count, model.hidden_size, model.context_length, model.precision) == (4, 64, 256, "bf16")
         assert (model.name, model.chat_template, model.wire_dtype) == ("toy-llama", "absent", "bfloat16")
         assert (model.config_hash, model.tokenizer_hash, model.hash_weights(), model.revision) == (None,) * 4
-        assert model.wire == {"wire_dtype": "bfloat16", "wire_rounding": "2^-9 relative"}
-    assert all(body["max_tokens"] == 1 and len(body["prompt"]) == 1 for body in stub.completions())
+        assert model.wire == {"wire_dtype": "bfloat16", "wire_rounding": "2^-8 relative"}
+    assert [(body["max_tokens"], len(body["prompt"])) for body in stub.completions()[:4]] == [(1, 1), (1, 1), (1, 6), (1, 3)]
     with pytest.raises(InputError, match="the server sends activations as bfloat16, and float32 was asked for"):
         ster.connect(stub.url, wire_dtype="float32")
     with pytest.raises(InputError, match="has no model llama"):
@@ -78,7 +81,7 @@ def test_the_whole_workflow(remote: ster.RemoteModel, toy_model: ster.Model, cal
     artifact = ster.train(remote, pairs)
     assert artifact.model == "toy-llama" and not {"weights_hash", "tokenizer_hash"} & set(artifact.metadata)
     assert artifact.metadata["wire_dtype"] == "bfloat16"
-    for layer in artifact.layers:  # rounded by 2^-9: the directions all but agree
+    for layer in artifact.layers:  # rounded by 2^-8: the directions all but agree
         assert artifact.vector(layer) @ ster.train(toy_model, pairs).vector(layer) > 0.999
     report = ster.evaluate(remote, pairs, artifact, [1.0], layers=[1], neutral=["the sea is calm ."])
     here = replace(artifact, precision=None)
@@ -95,6 +98,16 @@ def test_the_whole_workflow(remote: ster.RemoteModel, toy_model: ster.Model, cal
     assert manifest["weights_hash"] is None and manifest["wire_dtype"] == "bfloat16"
 
 
+@pytest.mark.parametrize(("wire", "digits"), [("bfloat16", -8), ("float16", -11)])
+def test_what_is_said_of_the_rounding_is_what_it_does(wire: Any, digits: int) -> None:
+    """The bound holds, and half of it does not."""
+    values = np.linspace(1.0, 2.0, 1 << 16, dtype=np.float32)
+    tensor = encode(values, wire)
+    there = unpack(tensor["data"], tensor["dtype"], tensor["original_dtype"], tensor["shape"], max_numbers=values.size)
+    error = float((np.abs(there - values) / values).max())
+    assert 2.0 ** (digits - 1) < error <= 2.0**digits and ROUNDING[wire].startswith(f"2^{digits} relative")
+
+
 def test_an_artifact_without_a_hash_is_known_by_name(stub: Stub, remote: ster.RemoteModel, calm_pairs: Path) -> None:
     artifact = ster.train(remote, ster.PairSet.load(calm_pairs), [1])
     remote.check_artifact(artifact)
@@ -108,6 +121,21 @@ def test_a_template_is_found_and_used(chatting: Path) -> None:
     with stubbed(model) as stub, ster.connect(stub.url) as remote:
         assert remote.chat_template == "applied"
         assert remote.prompt_tokens("the sea") == model.prompt_tokens("the sea")
+
+
+def test_half_a_character_in_a_message_is_refused_before_it_is_sent(chatting: Path) -> None:
+    with stubbed(ster.load(chatting)) as stub, ster.connect(stub.url) as remote:
+        stub.requests.clear()
+        with pytest.raises(InputError, match="half a surrogate pair"):
+            remote.chat_tokens([{"role": "user", "content": "a\ud800"}])
+        assert not stub.requests
+
+
+def test_a_template_that_the_server_does_not_use_is_named(stub: Stub, chatting: Path) -> None:
+    with pytest.raises(InputError, match="the tokenizer's folder has a chat template, and the server has none") as refused:
+        ster.connect(stub.url, tokenizer=chatting)
+    assert refused.value.hint and "--chat-template off" in refused.value.hint
+    ster.connect(stub.url, tokenizer=chatting, chat_template="off").close()
 
 
 def test_unsteered_texts_are_scored_on_the_way_of_the_steered(stub: Stub, remote: ster.RemoteModel, calm_pairs: Path) -> None:
@@ -248,6 +276,7 @@ MISFITS: dict[str, tuple[Callable[..., Any], str]] = {
     "two new tokens": (answered(usage={"prompt_tokens": 4, "completion_tokens": 2}), "it generated 2 tokens, expected 1"),
     "no usage": (without("usage"), "its usage does not say how many tokens ran"),
     "usage in text": (answered(usage={"prompt_tokens": "4", "completion_tokens": 1}), "its usage does not say"),
+    "another model": (answered(model="other"), "the model is 'other', expected 'toy'"),
     "no choices": (answered(choices=[]), "0 choices, expected 1"),
     "two choices": (lambda body, document: {**document, "choices": document["choices"] * 2}, "2 choices, expected 1"),
 }
@@ -336,6 +365,66 @@ def test_a_server_that_is_busy_is_asked_again(stub: Stub, remote: ster.RemoteMod
     assert no_waits == [2.0, 2.0]  # five seconds are all it may wait
 
 
+@pytest.mark.parametrize("again", ["0", "Thu, 01 Jan 1970 00:01:00 GMT", "-1"])
+def test_waits_double_where_the_server_asks_for_none(
+    stub: Stub, remote: ster.RemoteModel, toy_model: ster.Model, no_waits: list[float], again: str
+) -> None:
+    stub.spoil = lambda body, document: Raw(b"{}", 503, {"Retry-After": again})
+    with pytest.raises(RemoteError, match="answers 503"):
+        kept(remote, toy_model)
+    assert no_waits == [0.5, 1.0, 2.0]
+
+
+def test_patience_ends_by_the_clock_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("ster.remote.retry.time.monotonic", lambda: now)
+    patience = Patience(10)
+    assert patience.after(503, {}) == 0.5
+    now += 9.5
+    assert patience.after(503, {}) is None
+
+
+@pytest.mark.parametrize("code", ["queue_full", "model_loading", "model_failed", "internal_error"])
+def test_an_error_told_late_is_taken_as_its_status(
+    stub: Stub, remote: ster.RemoteModel, toy_model: ster.Model, no_waits: list[float], code: str
+) -> None:
+    late = Raw(b"  " + json.dumps({"error": {"message": "Later.", "code": code}}).encode())
+    stub.plan = [lambda body, document: late]
+    assert kept(remote, toy_model) == [0] and no_waits == [0.5]
+    stub.spoil = lambda body, document: late
+    with pytest.raises(RemoteError, match="refuses: Later"):
+        kept(remote, toy_model)
+    assert len(no_waits) == (2 if code == "internal_error" else 4)
+
+
+def test_a_stream_is_asked_for_again_until_it_begins(
+    stub: Stub, remote: ster.RemoteModel, toy_model: ster.Model, no_waits: list[float]
+) -> None:
+    error = json.dumps({"error": {"message": "Full.", "code": "queue_full"}}).encode()
+    event = b'data: {"choices": [{"index": 0, "text": " a", "token_ids": [5], "finish_reason": null}]}\n\n'
+    stream = {"Content-Type": "text/event-stream"}
+    own = toy_model.generate(PROMPT, max_new_tokens=3).token_ids
+    for busy in (Raw(error, 429), Raw(b"gone", 200, cut=0), Raw(b"data: " + error + b"\n\n", 200, stream)):
+        stub.plan = [lambda body, document, busy=busy: busy]  # type: ignore[misc]
+        assert [step.token_id for step in remote.stream(PROMPT, max_new_tokens=3)] == own
+    assert no_waits == [0.5] * 3
+    stub.plan = [lambda body, document: Raw(event + b"data: " + error + b"\n\n", 200, stream)]
+    with pytest.raises(RemoteError, match="refuses: Full"):
+        list(remote.stream(PROMPT, max_new_tokens=3))
+
+
+def test_a_stream_has_an_end(stub: Stub, remote: ster.RemoteModel) -> None:
+    event = b'data: {"choices": [{"index": 0, "text": " a", "token_ids": [5], "finish_reason": null}]}\n\n'
+    stub.spoil = lambda body, document: Raw(event * 100, headers={"Content-Type": "text/event-stream"})
+    steps = remote.stream(PROMPT, max_new_tokens=4)
+    with pytest.raises(RemoteError, match="more than the 4 tokens"):
+        for count, _ in enumerate(steps):
+            assert count < 4
+    stub.spoil = lambda body, document: Raw(b"data: " + b" " * (2 << 20), headers={"Content-Type": "text/event-stream"})
+    with pytest.raises(RemoteError, match="answers with more than"):
+        list(remote.stream(PROMPT, max_new_tokens=4))
+
+
 def test_a_server_that_failed_is_asked_once_again(
     stub: Stub, remote: ster.RemoteModel, toy_model: ster.Model, no_waits: list[float]
 ) -> None:
@@ -382,6 +471,30 @@ def test_a_server_that_reverses_layers(stub: Stub) -> None:
     assert "order" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: np.roll(raw, 1, axis=1),
+        lambda raw: raw[:, ::-1],
+        lambda raw: raw * 0,
+        lambda raw: np.repeat(raw[:, :1], raw.shape[1], axis=1),
+        lambda raw: np.concatenate([raw[:, :-1], raw[:, -2:-1]], axis=1),
+    ],
+)
+def test_rows_that_are_not_their_tokens(stub: Stub, change: Any) -> None:
+    spoiled = resized(change)
+    stub.spoil = lambda body, document: document if len(body["prompt"]) == 1 else spoiled(body, document)
+    with pytest.raises(RemoteError, match="rows that are not their tokens'"):
+        ster.connect(stub.url)
+
+
+def test_each_layer_is_seen_to_steer(stub: Stub, remote: ster.RemoteModel) -> None:
+    remote.generate(PROMPT, ster.steer(np.ones(64), 1), max_new_tokens=2)
+    stub.steers = False
+    with pytest.raises(RemoteError, match="does not steer: a vector added at layer 2"):
+        remote.generate(PROMPT, ster.steer(np.ones(64), 2), max_new_tokens=2)
+
+
 def test_a_server_that_does_not_steer(stub: Stub, remote: ster.RemoteModel) -> None:
     stub.steers = False
     with pytest.raises(RemoteError, match="does not steer: a vector added at layer 1"):
@@ -418,6 +531,7 @@ def test_a_text_that_does_not_fit(stub: Stub, remote: ster.RemoteModel, spoil: A
         ),
         (b'data: {"choices": [{"index": 0, "text": " a", "finish_reason": "stop"}]}\n\n', "does not name its tokens"),
         (b'data: {"choices": [{"index": 0, "text": "", "token_ids": [5], "prompt_token_ids": [1]}]}\n\n', "ran other prompt tokens"),
+        (b'data: {"model": "other", "choices": []}\n\n', "the model is 'other'"),
         (b"data: rubbish\n\n", "answers 200, text/event-stream"),
     ],
 )
@@ -476,6 +590,7 @@ def test_an_address_that_is_another_api_is_told_how_addresses_end(toy_model: ste
         ({"endpoint": "ftp://host"}, "an endpoint must be"),
         ({"endpoint": "http://host/v1?x=1"}, "an endpoint must be"),
         ({"endpoint": ""}, "an endpoint must be"),
+        ({"endpoint": "http://user:secret@host"}, "^an endpoint must have no user and no password in it$"),
         ({"concurrency": 0}, "concurrency must be between 1 and 1024, found 0"),
         ({"timeout": 0}, "timeout must be"),
         ({"retry_seconds": float("nan")}, "retry_seconds must be"),

@@ -118,7 +118,7 @@ def harvest(
             here = Here(model, form, onto, corpus, show.compute)
             work = _Work(
                 here if workers is None else on_ray.OnRay(workers, corpus, show.compute),
-                model.precision,
+                model,
                 form,
                 folder,
                 corpus,
@@ -193,7 +193,7 @@ class _Work:
     def __init__(
         self,
         compute: Computing,
-        precision: str,
+        model: Readable,
         form: Form,
         folder: Path,
         corpus: Corpus,
@@ -202,7 +202,7 @@ class _Work:
         records: dict[str, Record],
         show: Display,
     ) -> None:
-        self.compute, self.precision, self.form, self.folder = compute, precision, form, folder
+        self.compute, self.model, self.form, self.folder = compute, model, form, folder
         self.corpus, self.plan, self.journal, self.records, self.show = corpus, plan, journal, records, show
         self.ready = len(records)
         self.moments = no_rows(len(form.layers), form.width)
@@ -231,8 +231,8 @@ class _Work:
         there = sum(record.bytes for record in self.records.values())
         text = f"{_count(len(corpus.lengths), 'prompt')}, {_count(corpus.tokens, 'token')}: {in_bytes(need)}"
         text += f" in {_count(len(corpus.shards), 'shard')} of {self.form.dtype}"
-        if self.form.dtype == "f32" and self.precision not in BYTES:
-            text += f" (the weights are {self.precision})"
+        if self.form.dtype == "f32" and self.model.precision not in BYTES:
+            text += f" (the weights are {self.model.precision})"
         self.show.note(text + (f", {self.ready} of them on disk" if self.ready else ""))
         free = shutil.disk_usage(self.folder).free
         if need - there > free:
@@ -261,6 +261,7 @@ class _Work:
             self.show.keep(shard.tokens)
             return
         rows = found()
+        self.model.check_same()
         self._settle()  # before the next is handed over: of those that are taken two are in memory, never three
         self.pending = writer.submit(self._write, shard, rows)
 

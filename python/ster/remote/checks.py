@@ -22,7 +22,7 @@ OTHER_TOKENS = "the ids that were sent are those that must run"
 class Expected:
     """What a request of token ids asked for. wire: the dtype that activations travel in; None: any. generated: at most so many new tokens.
 
-    name: of the prompt, for refusals.
+    name: of the prompt, for refusals. called: what the model is called in every answer; None: that is not known.
     """
 
     ids: Sequence[int]
@@ -30,6 +30,7 @@ class Expected:
     wire: WireDtype | None = None
     generated: int = 1
     name: str | None = None
+    called: str | None = None
 
     def misfit(self, message: str, hint: str | None = None) -> RemoteError:
         return RemoteError(f"the server's answer does not fit what was asked: {message}{at(self.name)}", hint)
@@ -41,6 +42,7 @@ def check_choice(document: dict[str, Any], expected: Expected) -> tuple[dict[str
     Raises:
         RemoteError: see the module.
     """
+    check_model(document, expected)
     choices = document.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         count = f"{len(choices)}" if isinstance(choices, list) else "no"
@@ -60,6 +62,15 @@ def check_choice(document: dict[str, Any], expected: Expected) -> tuple[dict[str
             f"it generated {generated} tokens, expected {'1' if expected.generated == 1 else f'1 to {expected.generated}'}"
         )
     return choices[0], generated  # type: ignore[return-value]
+
+
+def check_model(document: dict[str, Any], expected: Expected) -> None:
+    """
+    Raises:
+        RemoteError: another model answers than was asked.
+    """
+    if expected.called is not None and document.get("model", expected.called) != expected.called:
+        raise expected.misfit(f"the model is {str(document['model'])[:200]!r}, expected {expected.called!r}")
 
 
 def check_residual(document: dict[str, Any], expected: Expected, layers: Sequence[int], generated: int) -> NDArray[np.float32]:

@@ -1,7 +1,8 @@
 """Text from a server. The rows that a request reads are those after steering; what stands before it is read again.
 
 The value before steering at layer L of given token ids does not depend on what is added at L or above: so the ids that ran, prompt and
-text, run once more as a prompt, for each such layer, under the edits below it alone. On `ster serve` that gives the same bits.
+text, run once more as a prompt, for each such layer, under the edits below it alone. On `ster serve` that gives the same bits, but where
+keys are rotated by how long the sequence is (longrope, dynamic scaling) and the text made it longer: that is refused before anything runs.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from ster import _native
 from ster.errors import InputError
 from ster.generation import Settings, Step
 from ster.remote.answers import Answer, refusal
-from ster.remote.checks import Expected, check_choice, check_residual
+from ster.remote.checks import Expected, check_choice, check_model, check_residual
 from ster.remote.reading import answer_limit, read_one
 from ster.remote.server import Server, completion
 from ster.remote.steering import below, reached, within
-from ster.remote.transport import Call, Transport
+from ster.remote.transport import SMALL_BYTES, Call, Transport
 from ster.trace import Point
 
 LARGEST_SEED = 2**63 - 1
@@ -48,12 +49,16 @@ def write(
 ) -> Written:
     """
     Raises:
-        InputError: a setting the server does not take. RemoteError, NonFiniteError: an answer that does not fit.
+        InputError: a setting the server does not take; rows that would be read again in another rotation.
+        RemoteError, NonFiniteError: an answer that does not fit.
     """
     name = "the prompt"
+    _check_settings(server, settings)
     limit = min(settings.max_new_tokens, server.context - len(ids))
     seed = _seed(settings)
     at_once = _read_at_once(server, layers, edits, point, len(ids) + limit)
+    if set(layers or ()) - set(at_once):
+        _check_rotation(server, len(ids), len(ids) + limit - 1)
     body = completion(
         server.id,
         ids,
@@ -66,7 +71,7 @@ def write(
     numbers = len(at_once) * (len(ids) + limit) * server.hidden
     answer = transport.ask(Call("/v1/completions", body, answer_limit(server, numbers, len(ids)) + limit * TOKEN_BYTES, name))
     document = answer.document()
-    expected = Expected(ids, server.hidden, server.wire, limit, name)
+    expected = Expected(ids, server.hidden, server.wire, limit, name, server.called)
     choice, generated = check_choice(document, expected)
     text, new, reason = choice.get("text"), choice.get("token_ids"), choice.get("finish_reason")
     if not isinstance(text, str) or reason not in ("stop", "length"):
@@ -101,11 +106,12 @@ def stream(
     settings: Settings,
 ) -> Iterator[Step]:
     """Token by token, each step when the next one is there: a server may send text after its token."""
+    _check_settings(server, settings)
     limit = min(settings.max_new_tokens, server.context - len(ids))
     seed = _seed(settings)
     body = completion(server.id, ids, server.dialect, server.wire, steering=vectors, **_fields(settings, limit, seed))
-    call = Call("/v1/completions", {**body, "stream": True}, name="the prompt")
-    expected = Expected(ids, server.hidden, server.wire, limit, "the prompt")
+    call = Call("/v1/completions", {**body, "stream": True}, SMALL_BYTES + len(ids) * 1024 + limit * TOKEN_BYTES, "the prompt")
+    expected = Expected(ids, server.hidden, server.wire, limit, "the prompt", server.called)
     step: Step | None = None
     count = 0
     for data in transport.events(call):
@@ -117,6 +123,8 @@ def stream(
         new = choice.get("token_ids") or []
         if not _is_ids(new) or not isinstance(choice.get("text"), str):
             raise expected.misfit("an event does not name its tokens")
+        if count + len(new) > limit:
+            raise expected.misfit(f"it generated more than the {limit} tokens that were asked for")
         for token in new:
             if step is not None:
                 yield step
@@ -128,7 +136,7 @@ def stream(
             step = replace(step, text=step.text + choice["text"], finish_reason=choice.get("finish_reason"))
         elif choice["text"]:
             raise expected.misfit("an event does not name its tokens", "vLLM does from 0.10.2 on (`return_token_ids`)")
-    if step is None or step.finish_reason not in ("stop", "length") or count > limit:
+    if step is None or step.finish_reason not in ("stop", "length"):
         raise expected.misfit("the stream ended before the text did")
     yield step
 
@@ -138,6 +146,7 @@ def _choice_of(answer: Answer, expected: Expected) -> dict[str, Any] | None:
     document = answer.json()
     if not isinstance(document, dict) or document.get("error") is not None:
         raise refusal(answer)
+    check_model(document, expected)
     choices = document.get("choices")
     if not choices:
         return None
@@ -164,6 +173,11 @@ def _fields(settings: Settings, limit: int, seed: int) -> dict[str, Any]:
     return fields | ({"ignore_eos": True} if settings.ignore_eos else {})
 
 
+def _check_settings(server: Server, settings: Settings) -> None:
+    if settings.ignore_eos and server.dialect == "ster":
+        raise InputError("`ster serve` ends a text at its end-of-text token: ignore_eos cannot be used with it")
+
+
 def _seed(settings: Settings) -> int:
     seed = secrets.randbits(63) if settings.seed is None else settings.seed
     if seed > LARGEST_SEED:
@@ -178,6 +192,27 @@ def _read_at_once(server: Server, layers: Sequence[int] | None, edits: Sequence[
     same = [layer for layer in layers or () if point == "post_steer" or layer not in steered]
     cap = server.caps.get("max_capture_numbers")
     return same[: cap // (tokens * server.hidden)] if isinstance(cap, int) else same
+
+
+def _check_rotation(server: Server, prompt: int, most: int) -> None:
+    """most: rows that run, prompt and text together, where the text is as long as it may be.
+
+    Raises:
+        InputError: in a sequence of so many, the prompt's rows or the text's are rotated otherwise than they were when they ran.
+    """
+    switch, changes = (server.caps.get(f"rotation_{name}_after") for name in ("switches", "changes"))
+    if isinstance(switch, int) and prompt <= switch < most:
+        limit = switch
+    elif isinstance(changes, int) and most > max(prompt, changes):
+        limit = max(prompt, changes)
+    else:
+        return
+    message = (
+        f"with {prompt} tokens of prompt and {most - prompt + 1} of text, rows would be read again in another rotation than they ran with:"
+        f" this model's changes after {limit} tokens"
+    )
+    why = "read after steering, or fewer layers" if server.caps.get("max_capture_numbers") else "read after steering"
+    raise InputError(message, f"max_new_tokens={limit - prompt + 1} stays within it; or {why}, which needs no second reading")
 
 
 def _read_again(

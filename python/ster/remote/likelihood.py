@@ -87,7 +87,7 @@ def log_probabilities(transport: Transport, server: Server, texts: Iterable[Text
 
     for answer in transport.ask_all(calls()):
         text = asked.pop(0)
-        expected = Expected(text.ids, server.hidden, name=text.name)
+        expected = Expected(text.ids, server.hidden, name=text.name, called=server.called)
         choice, _ = check_choice(answer.document(), expected)
         yield _of_own_tokens(choice.get("prompt_logprobs"), expected)
 

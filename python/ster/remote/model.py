@@ -18,18 +18,18 @@ from ster.errors import ContextError, InputError, RemoteError, TokenError
 from ster.generation import Generation, Settings, Step
 from ster.likelihood import Damage, SideLikelihoods, Variant
 from ster.progress import Progress, Report
-from ster.prompts import at, check_prompt
+from ster.prompts import at, check_prompt, check_text
 from ster.readable import Keep
 from ster.remote import generation, likelihood, reading
-from ster.remote.server import Server
+from ster.remote.server import Server, find_entry
 from ster.remote.steering import reached, steering_vectors
 from ster.remote.tokens import Asked, OwnTokens, ServerTokens
 from ster.remote.transport import Call, Transport
 from ster.sides import PairTokens
 from ster.trace import Point, Trace
 
-ROUNDING = {"bfloat16": "2^-9 relative", "float16": "2^-11 relative, 2^-25 absolute"}
-"""What half of the last place is, in which numbers travel."""
+ROUNDING = {"bfloat16": "2^-8 relative", "float16": "2^-11 relative, 2^-25 absolute"}
+"""How far a number is from its nearest one in the dtype: half of the last place, of 8 and of 11 significant bits."""
 
 
 class RemoteModel(AbstractModel):
@@ -46,7 +46,7 @@ class RemoteModel(AbstractModel):
         self._tokens = tokens
         self.chat_template = "off" if chat is None else "applied" if chat else "absent"
         self._weights_hash: str | None = None
-        self._steers = server.dialect == "ster"  # seen to; vllm-lens leaves out what fails
+        self._seen: set[int] = set(range(server.layers)) if server.dialect == "ster" else set()  # vllm-lens leaves out what fails
 
     def close(self) -> None:
         """Cancel what is under way, and let go of the connections."""
@@ -119,14 +119,29 @@ class RemoteModel(AbstractModel):
     def hash_weights(self, progress: Progress = None) -> str | None:
         """`ster serve` makes it, once; vLLM has none."""
         if self._weights_hash is None and self.server.dialect == "ster":
-            answer = self._transport.ask(Call(f"/v1/models/{quote(self.server.id)}/weights_hash"))
-            if answer.status == 404:
-                return None
-            found = answer.document().get("weights_hash")
-            if not isinstance(found, str):
-                raise RemoteError("the server's weights_hash is no text")
-            self._weights_hash = found
+            self._weights_hash = self._ask_hash()
         return self._weights_hash
+
+    def check_same(self) -> None:
+        """Whether `ster serve` still has the weights, the config and the tokenizer it had: two short requests, once the hash is made there.
+        Of vLLM, its answers' name is all that tells, and each is looked at."""
+        if self.server.dialect != "ster":
+            return
+        weights = self._ask_hash()  # it loads a model that was not, and then the list tells of it
+        entry, caps = find_entry(self._transport, self.server.id)
+        found = {"weights": weights, "config": caps.get("config_hash"), "tokenizer": caps.get("tokenizer_hash")}
+        known = {"weights": self.hash_weights(), "config": self.config_hash, "tokenizer": self.tokenizer_hash}
+        others = [what for what in known if found[what] != known[what]]
+        if others or entry.get("served_model_name") != self.name:
+            what = f"its {others[0]} changed" if others else f"it is {entry.get('served_model_name')}, and was {self.name}"
+            message = f"{self._transport.root} has another model now behind the name {self.server.id}: {what}"
+            raise RemoteError(message, "what was read since is of no use; connect again, and begin again")
+
+    def _ask_hash(self) -> str:
+        found = self._transport.ask(Call(f"/v1/models/{quote(self.server.id)}/weights_hash")).document().get("weights_hash")
+        if not isinstance(found, str):
+            raise RemoteError("the server's weights_hash is no text")
+        return found
 
     # Tokens
 
@@ -157,6 +172,10 @@ class RemoteModel(AbstractModel):
         if self.chat_template != "applied":
             why = "is switched off" if self.chat_template == "off" else "the server's model does not have"
             raise InputError(f"chat messages need a chat template, which {why}{at(name)}")
+        for message in prompt:
+            for text in message.values():
+                if isinstance(text, str):
+                    check_text(text, name or "a message")
         return prompt, opened, name
 
     def _chat_tokens(self, messages: Sequence[Message], add_generation_prompt: bool | None, name: str | None) -> list[int]:
@@ -235,23 +254,27 @@ class RemoteModel(AbstractModel):
             SteeringError: what the server does not take. RemoteError: it does not steer.
         """
         vectors = steering_vectors(edits, self.server.caps)
-        if vectors and not self._steers:
-            self._see_it_steer(edits[0].layer)
-            self._steers = True
+        for edit in edits:
+            if edit.layer not in self._seen:
+                self._see_it_steer(edit.layer)
+                self._seen.add(edit.layer)
         return vectors
 
     def _see_it_steer(self, layer: int) -> None:
-        """vllm-lens answers a steer that failed like one that had no effect: so one of known effect is read first, at a single token."""
-        ids = next(self._tokens.ids([("a", False, None)]))[:1]
+        """vllm-lens answers a steer that failed like one that had no effect: so ones of known effect are read first, at each
+        layer once: on all of three tokens, and on the one between."""
+        ids = next(self._tokens.ids([("a", False, None)]))[:1] * 3
 
         def read(edits: Edits) -> NDArray[np.float32]:
             found = reading.read_one(self._transport, self.server, ids, [layer], edits, "the steering's check")
-            return np.asarray(found[0, 0])
+            return np.asarray(found[0])
 
         vector = np.full((1, self.hidden_size), 1.0, np.float32)
         before = read([_native.Edit(layer, vector, scale=0.0)])
         vector *= max(1.0, float(np.abs(before).max()))  # far above what rounding hides
-        moved = read([_native.Edit(layer, vector)]) - before
-        if not np.allclose(moved, vector[0], rtol=2**-5):
+        everywhere = read([_native.Edit(layer, vector)]) - before
+        between = read([_native.Edit(layer, vector, positions=[1])]) - before
+        off = max(np.abs(everywhere - vector).max(), np.abs(between - vector * np.array([[0.0], [1.0], [0.0]])).max())
+        if not off <= vector[0, 0] * 2**-5:
             message = f"{self._transport.root} does not steer: a vector added at layer {layer} did not move what is read there by itself"
             raise RemoteError(message, "on vLLM: is vllm-lens installed, and what does the server's log say of its hooks?")

@@ -87,8 +87,11 @@ def root_of(endpoint: str) -> str:
     try:
         parts = urlsplit(endpoint)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment) and parts.port != 0
+        secret = "@" in parts.netloc
     except ValueError:
-        good = False
+        good = secret = False
+    if secret:
+        raise InputError("an endpoint must have no user and no password in it", "`--api-key` or STER_API_KEY (in Python api_key=) is sent")
     if not good or not endpoint.isascii() or not endpoint.isprintable() or " " in endpoint:
         raise InputError(f"an endpoint must be the address of a server, found {endpoint!r}", "as in http://localhost:8000/v1")
     return endpoint.rstrip("/").removesuffix("/v1").rstrip("/")
@@ -110,5 +113,8 @@ def _compare(asking: ServerTokens, own: OwnTokens, *, chat: tuple[bool, bool]) -
     conversation: list[Message] = [{"role": "user", "content": PROBES[0]}]
     asked: list[Asked] = [(text, False, None) for text in PROBES]
     asked += [(conversation, True, None)] if all(chat) else []
+    if chat[1] and not chat[0]:
+        message = "the tokenizer's folder has a chat template, and the server has none or has it switched off"
+        raise InputError(message, "with `--chat-template off` (in Python chat_template=) prompts are raw text on both sides")
     if list(asking.ids(asked)) != list(own.ids(asked)) or chat[0] != chat[1]:
         raise InputError("the tokenizer makes other tokens than the server's", "take the folder of the checkpoint that is served")

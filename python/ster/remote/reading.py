@@ -66,7 +66,7 @@ def read(
         for part, answer in zip(parts, transport.ask_all(calls), strict=True):
             ids, same = unique[part.index]
             document = answer.document()
-            expected = Expected(ids, server.hidden, server.wire, 1, called[part.index])
+            expected = Expected(ids, server.hidden, server.wire, 1, called[part.index], server.called)
             _, generated = check_choice(document, expected)
             values = check_residual(document, expected, part.layers, generated)
             whole.append(values if rows == "all" else values[:, -1:].copy())
@@ -88,7 +88,7 @@ def read_one(
     found = []
     for part, answer in zip(parts, transport.ask_all(_call(server, ids, part.layers, name, vectors) for part in parts), strict=True):
         document = answer.document()
-        expected = Expected(ids, server.hidden, server.wire, 1, name)
+        expected = Expected(ids, server.hidden, server.wire, 1, name, server.called)
         _, generated = check_choice(document, expected)
         found.append(check_residual(document, expected, part.layers, generated))
     return np.concatenate(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ Dialect = Literal["ster", "vllm-lens"]
 PRECISIONS: Mapping[WireDtype, str] = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 LIST_BYTES = 16 << 20  # of a list of models
 PROBE_BYTES = 1 << 30
+LOOSE = 2.0**-3  # of a row: kernels of other shapes round otherwise, layer after layer
 TEMPLATE_PROBE = [{"role": "user", "content": "a"}]
 
 
@@ -27,6 +28,7 @@ class Server:
     """id: what requests call the model; name: its checkpoint's name. wire: how activations travel. caps: as the server lists them.
 
     precision: of the weights as `ster serve` says; for vLLM the dtype of its activations. chats: the model has a chat template.
+    called: what answers call the model; None: the first one did not.
     """
 
     dialect: Dialect
@@ -44,6 +46,7 @@ class Server:
     unknown_id: int | None = None
     config_hash: str | None = None
     tokenizer_hash: str | None = None
+    called: str | None = None
     caps: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -53,8 +56,7 @@ def find_server(transport: Transport, model: str | None, wire: WireDtype | None)
     Raises:
         RemoteError: the server cannot be reached, or refuses. InputError: it has no such model, or does not send that dtype.
     """
-    document = transport.ask(Call("/v1/models", limit=LIST_BYTES)).document()
-    entries = [entry for entry in document.get("data") or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+    entries = _entries(transport)
     if not entries:
         raise RemoteError(f"{transport.root} lists no models", "is it an OpenAI-compatible server?")
     entry = next((each for each in entries if model in (None, each["id"], each.get("served_model_name"))), None)
@@ -65,17 +67,31 @@ def find_server(transport: Transport, model: str | None, wire: WireDtype | None)
     return _of_vllm(transport, entry, wire)
 
 
+def find_entry(transport: Transport, id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What `ster serve` lists of a loaded model, and its capabilities.
+
+    Raises:
+        RemoteError: it has no such model, or does not say what it can do.
+    """
+    entry = next((each for each in _entries(transport) if each["id"] == id), None)
+    caps = None if entry is None else entry.get("capabilities")
+    if entry is None or not isinstance(caps, dict):
+        raise RemoteError(f"{transport.root} does not say what the model {id} can do")
+    return entry, caps
+
+
+def _entries(transport: Transport) -> list[dict[str, Any]]:
+    found = transport.ask(Call("/v1/models", limit=LIST_BYTES)).document().get("data")
+    return [each for each in (found if isinstance(found, list) else ()) if isinstance(each, dict) and isinstance(each.get("id"), str)]
+
+
 def _of_ster(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | None) -> Server:
     if entry.get("status") == "failed":
         raise RemoteError(f"the model {entry['id']} failed to load; the server's log has the cause")
     caps = entry.get("capabilities")
     if not isinstance(caps, dict):  # a request waits until it is loaded
         transport.ask(Call("/tokenize", {"model": entry["id"], "prompt": "a"})).document()
-        found = transport.ask(Call("/v1/models", limit=LIST_BYTES)).document()
-        entry = next(each for each in found["data"] if each["id"] == entry["id"])
-        caps = entry.get("capabilities")
-    if not isinstance(caps, dict):
-        raise RemoteError(f"{transport.root} does not say what the model {entry['id']} can do")
+        entry, caps = find_entry(transport, entry["id"])
     asked = wire or "float32"
     if asked not in caps.get("activation_dtypes", ()):
         raise InputError(f"the server does not send activations as {asked}", f"it sends {', '.join(caps.get('activation_dtypes', ()))}")
@@ -96,6 +112,7 @@ def _of_ster(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | N
             unknown_id=caps.get("unknown_token_id"),
             config_hash=caps.get("config_hash"),
             tokenizer_hash=caps.get("tokenizer_hash"),
+            called=entry["served_model_name"],
             caps=caps,
         )
     except KeyError as error:
@@ -119,7 +136,8 @@ def _of_vllm(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | N
     if wire not in (None, found):
         raise InputError(f"the server sends activations as {found}, and {wire} was asked for", "leave out `--wire-dtype`")
     layers, _, hidden = whole.shape
-    expected = Expected(ids[:1], hidden, found)
+    called = document.get("model") if isinstance(document.get("model"), str) else None
+    expected = Expected(ids[:1], hidden, found, called=called)
     ends = sorted({0, layers - 1})
     document = transport.ask(Call("/v1/completions", completion(id, ids[:1], "vllm-lens", None, layers=ends))).document()
     check_choice(document, expected)
@@ -127,6 +145,7 @@ def _of_vllm(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | N
     for row, layer in zip(some[:, 0], ends, strict=True):
         if int(np.argmin(np.abs(whole[:, 0] - row).sum(axis=1))) != layer:
             raise RemoteError(f"{transport.root} answers layers in another order than they are asked for")
+    _check_rows(transport, id, ids, Expected((), hidden, found, called=called), layers)
     return Server(
         "vllm-lens",
         id,
@@ -138,7 +157,34 @@ def _of_vllm(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | N
         PRECISIONS[found],
         _has_template(transport, id),
         bos_id=ids[0] if len(ids) > 1 and ids[1:] == bare else None,
+        called=called,
     )
+
+
+def _check_rows(transport: Transport, id: str, known: Sequence[int], expected: Expected, layers: int) -> None:
+    """Six different tokens, and the first three of them alone: each row is its token's, and no other's.
+
+    Raises:
+        RemoteError: rows that are zero, or equal, or in another place.
+    """
+    tokens = list(dict.fromkeys([*known, *range(3, 9)]))[:6]
+    found = []
+    for ids in (tokens, tokens[:3]):
+        document = transport.ask(
+            Call("/v1/completions", completion(id, ids, "vllm-lens", None, layers=list(range(layers))), limit=PROBE_BYTES)
+        ).document()
+        asked = replace(expected, ids=ids)
+        _, generated = check_choice(document, asked)
+        found.append(check_residual(document, asked, range(layers), generated).astype(np.float64))
+    whole, some = found
+    for layer in range(layers):
+        apart = np.linalg.norm(some[layer][:, None] - whole[layer][None], axis=2)  # [3, 6]
+        sizes = np.linalg.norm(some[layer], axis=1)
+        equal = any(np.array_equal(a, b) for n, a in enumerate(whole[layer]) for b in whole[layer][:n])
+        at_home = apart[np.arange(3), np.arange(3)]
+        if equal or not sizes.all() or (apart.argmin(axis=1) != np.arange(3)).any() or (at_home > sizes * LOOSE).any():
+            message = f"{transport.root} answers rows that are not their tokens': layer {layer} of three tokens is not that of six"
+            raise RemoteError(message, "on vLLM: what does the server's log say of vllm-lens's hooks?")
 
 
 def _name(root: str) -> str:

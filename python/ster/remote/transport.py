@@ -24,7 +24,7 @@ import orjson
 from ster.errors import RemoteError
 from ster.prompts import at
 from ster.remote.answers import Answer, refusal
-from ster.remote.retry import AGAIN, CONNECTIONS, ONCE_AGAIN, retry_after, wait_of
+from ster.remote.retry import Patience, status_of
 
 CONNECT_SECONDS = 10.0
 SMALL_BYTES = 1 << 20  # of an answer that has no tensors
@@ -129,27 +129,20 @@ class Transport:
 
     async def _answer(self, call: Call) -> Answer:
         async with self._places:
-            waited = 0.0
-            attempts = connections = 0
+            patience = Patience(self._retry_seconds)
             while True:
                 try:
                     answer = await self._once(call)
                 except httpx.TimeoutException as error:
                     raise self._silent(error, call) from None
                 except httpx.TransportError as error:
-                    connections += 1
-                    if connections >= CONNECTIONS:
+                    wait = patience.after_break()
+                    if wait is None:
                         raise self._unreachable(error, call) from None
-                    wait = wait_of(connections - 1)
                 else:
-                    if answer.status not in AGAIN and not (answer.status == ONCE_AGAIN and not attempts):
+                    wait = patience.after(status_of(answer.status, answer.body), answer.headers)
+                    if wait is None:
                         return answer
-                    asked = retry_after(answer.headers)
-                    wait = wait_of(attempts) if asked is None else asked
-                    attempts += 1
-                    if waited + wait > self._retry_seconds:
-                        return answer
-                waited += wait
                 await sleep(wait)
 
     async def _once(self, call: Call) -> Answer:
@@ -186,13 +179,36 @@ class Transport:
             await response.aclose()
 
     async def _stream(self, call: Call, found: queue.Queue[bytes | BaseException | None]) -> None:
+        """Asked again as `_answer` is, until there is an event."""
+        patience = Patience(self._retry_seconds)
+        began = False
         try:
-            async with self._places, self._opened(call) as response:
-                if response.status_code != 200 or "text/event-stream" not in response.headers.get("content-type", ""):
-                    raise refusal(await self._read(response, call))
-                async for line in response.aiter_lines():
-                    if line.startswith("data:"):
-                        found.put(line[5:].strip().encode())
+            async with self._places:
+                while True:
+                    try:
+                        async with self._opened(call) as response:
+                            if response.status_code != 200 or "text/event-stream" not in response.headers.get("content-type", ""):
+                                answer = await self._read(response, call)
+                                wait = patience.after(status_of(answer.status, answer.body), answer.headers)
+                                if wait is None:
+                                    raise refusal(answer)
+                            else:
+                                wait = None
+                                async for data in self._data(response, call):
+                                    wait = None if began else patience.after(status_of(200, data), {})
+                                    if wait is not None:
+                                        break
+                                    began = True
+                                    found.put(data)
+                                if wait is None:
+                                    break
+                    except httpx.TimeoutException:
+                        raise
+                    except httpx.TransportError:
+                        wait = None if began else patience.after_break()
+                        if wait is None:
+                            raise
+                    await sleep(wait)
             found.put(None)
         except httpx.TimeoutException as error:
             found.put(self._silent(error, call))
@@ -203,6 +219,24 @@ class Transport:
         except BaseException as error:  # cancelled, for one
             found.put(RemoteError(f"the stream from {self.root} ended: {error!r}{at(call.name)}"))
             raise
+
+    async def _data(self, response: httpx.Response, call: Call) -> AsyncIterator[bytes]:
+        """What stands behind `data:` in the lines of a stream that has no more bytes than `call.limit`."""
+        rest = bytearray()
+        total = 0
+        async for chunk in response.aiter_raw():
+            total += len(chunk)
+            if total > call.limit:
+                raise RemoteError(f"{self.root} answers with more than {call.limit:,} bytes{at(call.name)}")
+            *lines, last = chunk.split(b"\n")
+            for line in lines:
+                whole = bytes(rest + line)
+                rest.clear()
+                if whole.startswith(b"data:"):
+                    yield whole[5:].strip()
+            rest += last
+        if rest.startswith(b"data:"):
+            yield bytes(rest[5:]).strip()
 
     def _silent(self, error: Exception, call: Call) -> RemoteError:
         if isinstance(error, httpx.ConnectTimeout):

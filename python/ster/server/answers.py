@@ -176,6 +176,8 @@ class Capabilities(Answer):
     revision: str = maybe("The commit, where that is known.")
     config_hash: str = Field(description="SHA-256 over the checkpoint's config.")
     tokenizer_hash: str = Field(description="SHA-256 over the tokenizer and the chat template.")
+    rotation_switches_after: int = maybe("Longrope: longer sequences are rotated otherwise from their first token on.")
+    rotation_changes_after: int = maybe("Dynamic scaling: longer sequences are rotated each by their length.")
     max_capture_numbers: int
     max_steering_numbers: int
     max_steering_vectors: int

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from ster.chat import find_chat_template
-from ster.checkpoint import find_checkpoint
+from ster.checkpoint import CONFIG, Checkpoint, find_checkpoint
 from ster.model import Model
 from ster.server.memory import check_budget
 from ster.server.passes import Passes
@@ -21,7 +22,7 @@ WIRE: dict[str, WireDtype] = {"bf16": "bfloat16", "f16": "float16"}  # as the ch
 @dataclass(frozen=True)
 class Loaded:
     """A model that answers. special: its named tokens, as `bos_token`. template: what the checkpoint publishes. longest_token: bytes of
-    text that no token has more of, None where that is not known."""
+    text that no token has more of, None where that is not known. rotation: of keys that the length rotates, as capabilities say it."""
 
     model: Model
     scheduler: Scheduler
@@ -30,6 +31,7 @@ class Loaded:
     special: dict[str, str]
     template: str | None
     longest_token: int | None
+    rotation: dict[str, int]
 
     @property
     def chats(self) -> bool:
@@ -56,7 +58,17 @@ def loaded_from(model: Model, settings: Settings, pass_lock: Passes) -> Loaded:
     )
     source = None if template is None else template.source
     special, longest = named_tokens(checkpoint), model.tokenizer.longest_token
-    return Loaded(model, scheduler, facts, Pieces(model.tokenizer), special, source, longest)
+    return Loaded(model, scheduler, facts, Pieces(model.tokenizer), special, source, longest, _rotation(model, checkpoint))
+
+
+def _rotation(model: Model, checkpoint: Checkpoint) -> dict[str, int]:
+    """Longrope switches once, dynamic scaling goes on changing beyond the context it was trained with; the others look at no length."""
+    if model.engine.switches_after is not None:
+        return {"rotation_switches_after": model.engine.switches_after}
+    if model.engine.chunkable:
+        return {}
+    trained = json.loads(checkpoint.read_bytes(CONFIG)).get("max_position_embeddings")
+    return {"rotation_changes_after": trained if isinstance(trained, int) else 0}
 
 
 def capabilities(loaded: Loaded, settings: Settings) -> dict[str, Any]:
@@ -83,7 +95,7 @@ def capabilities(loaded: Loaded, settings: Settings) -> dict[str, Any]:
     model = loaded.model
     known = {"precision": model.precision, "revision": model.revision, "unknown_token_id": model.unknown_id}
     found |= {name: value for name, value in known.items() if value is not None}
-    found |= {"config_hash": model.config_hash, "tokenizer_hash": model.tokenizer_hash}
+    found |= {"config_hash": model.config_hash, "tokenizer_hash": model.tokenizer_hash, **loaded.rotation}
     for name in CAPS:
         found[name] = getattr(settings, name)
     cap = settings.text_cap(facts.context)

@@ -50,6 +50,9 @@ class ServedReadable:
             self._model._check_tokens(ids, name)
             yield ids
 
+    def check_same(self) -> None:
+        """It is held while it is read."""
+
     def has_two_bos(self, ids: Sequence[int]) -> bool:
         """Never: it is for a warning to the person at a terminal, and here there is none."""
         return False
