@@ -27,7 +27,7 @@ pub(super) fn by_spans<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize
 ) {
     let longest = SPAN_BYTES / (4 * COLS) / 256 * 256;
     let parts = (4 * out.rows * longest).div_ceil(X_BYTES).max(1);
-    let block = out.rows.div_ceil(parts).next_multiple_of(ROWS);
+    let block = out.rows.div_ceil(parts).next_multiple_of(ROWS).max(ROWS);
     let group = (SUM_BYTES / (4 * LANES * block) / COLS * COLS).max(COLS);
     let mut wide = vec![0.0; COLS * longest + LANES];
     let aligned = wide.as_ptr().align_offset(4 * LANES);
@@ -42,14 +42,14 @@ pub(super) fn by_spans<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize
                 let mut column = columns.start;
                 let mut sums = |column: usize| sums[(column - columns.start) * block * LANES..].as_mut_ptr();
                 while column + COLS <= columns.end {
-                    let part = Part { w: wide.as_ptr().cast(), k: w.cols, span: span.clone(), sums: sums(column) };
                     widen_rows::<V, S>(w, column..column + COLS, span.clone(), wide);
+                    let part = Part { w: wide.as_ptr().cast(), k: w.cols, span: span.clone(), sums: sums(column) };
                     tiles::<V, ROWS, COLS>(x, w, part, bias, out, then, rows.clone(), column);
                     column += COLS;
                 }
                 while column < columns.end {
-                    let part = Part { w: wide.as_ptr().cast(), k: w.cols, span: span.clone(), sums: sums(column) };
                     widen_rows::<V, S>(w, column..column + 1, span.clone(), wide);
+                    let part = Part { w: wide.as_ptr().cast(), k: w.cols, span: span.clone(), sums: sums(column) };
                     tiles::<V, ROWS, 1>(x, w, part, bias, out, then, rows.clone(), column);
                     column += 1;
                 }
