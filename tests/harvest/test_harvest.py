@@ -321,6 +321,7 @@ def test_progress_counts_tokens(toy_model: ster.Model, tmp_path: Path) -> None:
     found = ster.harvest(toy_model, PROMPTS, tmp_path / "out", progress=lambda done, total: calls.append((done, total)))
     total = found.manifest["n_tokens"]
     assert calls[0] == (0, total) and calls[-1] == (total, total) and calls == sorted(calls)
+    assert len(calls) > len(PROMPTS)  # each is told, however fast
 
 
 def test_the_name_is_the_module_and_the_function(toy_model: ster.Model) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from ster.progress import PLAIN_EVERY, PLAIN_SHARE, Progress
 
-REDRAW = 0.1  # seconds
 EARLY = 1.0  # seconds: a speed before that says little
 
 
@@ -22,12 +21,11 @@ class Display:
         self.read = 0  # prompts, before the start
         self.total = self.done = self.computed = 0
         self.start = time.monotonic()
-        self._shown = self.start
 
     def reading(self, prompts: int) -> None:
         self.read = prompts
         if prompts % 256 == 0:
-            self._update()
+            self.show(self)
 
     def begin(self, total: int) -> None:
         self.total, self.start = total, time.monotonic()
@@ -35,7 +33,7 @@ class Display:
 
     def keep(self, tokens: int) -> None:
         self.done += tokens
-        self._update()
+        self.show(self)
 
     def compute(self, tokens: int) -> None:
         self.computed += tokens
@@ -43,12 +41,6 @@ class Display:
 
     def end(self) -> None:
         self.show(self)
-
-    def _update(self) -> None:
-        now = time.monotonic()
-        if now - self._shown >= REDRAW:
-            self._shown = now
-            self.show(self)
 
     @property
     def speed(self) -> str:
