@@ -10,6 +10,7 @@ import ster
 pytest.importorskip("httpx", reason="the extra `remote` is not installed")
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
+from lens_stub import Stub, stubbed
 from serving import Client, running
 
 
@@ -20,9 +21,18 @@ def served(toy_model: ster.Model) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="package")
-def remote(served: Client) -> Iterator[ster.RemoteModel]:
-    with ster.connect(served.url) as model:
+@pytest.fixture
+def stub(toy_model: ster.Model) -> Iterator[Stub]:
+    """A server of the toy model that speaks as vLLM with vllm-lens does."""
+    with stubbed(toy_model) as found:
+        yield found
+
+
+@pytest.fixture
+def remote(stub: Stub) -> Iterator[ster.RemoteModel]:
+    """The model behind the stub, which has forgotten what `connect` asked."""
+    with ster.connect(stub.url, timeout=20, retry_seconds=5) as model:
+        stub.requests.clear()
         yield model
 
 
