@@ -43,15 +43,3 @@ def chatting(toy_copy: Path) -> Path:
         "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}is{% endif %}"
     )
     return toy_copy
-
-
-@pytest.fixture
-def no_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Waits between attempts take no time, and are listed."""
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    monkeypatch.setattr("ster.remote.transport.sleep", sleep)
-    return waits

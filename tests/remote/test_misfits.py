@@ -118,11 +118,9 @@ def test_what_is_not_finite_is_refused_by_its_place(stub: Stub, remote: ster.Rem
 
 def test_a_server_that_reverses_layers(stub: Stub) -> None:
     stub.reverses = True
-    with pytest.raises(RemoteError, match="answers layers in another order") as refused:
-        stub.plan = [None, None]
-        stub.plan[0] = resized(lambda raw: raw[::-1])  # all layers as they are, some of them reversed
+    stub.plan = [resized(lambda raw: raw[::-1])]  # all layers as they are, some of them reversed
+    with pytest.raises(RemoteError, match="answers layers in another order"):
         ster.connect(stub.url)
-    assert "order" in str(refused.value)
 
 
 @pytest.mark.parametrize(
