@@ -1,7 +1,7 @@
 //! Products with the weights of SmolLM2-135M and Llama-3-8B, cut as the pass cuts them.
 
 use ster_core::kernels::Isa;
-use ster_core::kernels::linear::{Then, linear};
+use ster_core::kernels::linear::{Then, linear_turned, sixteens, turn, turned_size};
 use ster_core::pool::Pool;
 use ster_core::tensor::{Dtype, Shared, Weights};
 
@@ -65,13 +65,20 @@ fn shown(dtype: Dtype) -> &'static [&'static str] {
 
 /// The pass's cells, in its order, of one matrix after the other; a large matrix takes several iterations.
 fn work<'a>(isa: Isa, x: &'a [f32], bytes: &'a [u8], dtype: Dtype, [rows, n, k]: [usize; 3], threads: usize) -> Work<'a> {
-    let cells = grid(rows, k, n, threads * GRAINS_A_THREAD);
+    let cells = grid(isa, rows, k, n, threads * GRAINS_A_THREAD);
     let flops = (2 * rows * n * k) as f64;
     let iterations = (flops / FLOPS).ceil().min(cells.len().div_ceil(threads) as f64) as usize;
     let cells_each = cells.len().div_ceil(iterations);
     let iterations = cells.len().div_ceil(cells_each);
     let size = n * dtype.row_bytes(k).expect("rows of whole blocks");
     let read = (size + 4 * rows * (n + k)) as f64;
+
+    // The pass turns rows once for several products, so this is not counted.
+    let room = turned_size(k);
+    let mut turned = vec![0.0; sixteens(isa, rows) * room];
+    for (x, turned) in x.chunks(16 * k).zip(turned.chunks_exact_mut(room)) {
+        turn(isa, x, k, turned);
+    }
 
     let matrices = bytes.len() / size;
     let (mut matrix, mut first) = (0, 0);
@@ -84,7 +91,8 @@ fn work<'a>(isa: Isa, x: &'a [f32], bytes: &'a [u8], dtype: Dtype, [rows, n, k]:
             let (rows, columns) = cells_now[cell].clone();
             // SAFETY: the cells of a grid are disjoint.
             let panel = unsafe { out.panel(rows.clone(), columns) };
-            linear(isa, &x[rows.start * k..rows.end * k], w, None, panel, Then::Store);
+            let turned = &turned[(rows.start / 16 * room).min(turned.len())..][..sixteens(isa, rows.len()) * room];
+            linear_turned(isa, &x[rows.start * k..rows.end * k], turned, w, None, panel, Then::Store);
         });
         first += cells_each;
         if first >= cells.len() {

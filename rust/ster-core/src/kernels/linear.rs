@@ -6,24 +6,36 @@
 //!
 //! Weights in [`blocks`](super::blocks) give the bits of the same numbers in f32.
 
+mod lanes;
 mod spans;
 
 use std::ops::Range;
 
+use self::lanes::by_lanes;
+pub use self::lanes::{sixteens, turn, turned_size};
 use self::spans::by_spans;
 use super::blocks::{sum_row, widen_blocks};
-use super::isa::per_isa;
+use super::isa::{Isa, per_isa};
 use super::simd::{LANES, Lanes};
 use crate::tensor::{Dtype, Panel, Weights};
+
+/// Rows of `x` that one thread should take at once, at most: as many as the cache holds a span of; the weights pass once for all of them.
+pub fn rows_at_once(isa: Isa, k: usize) -> usize {
+    let bytes = if sixteens(isa, LANES) > 0 { TURNED_BYTES } else { X_BLOCK_BYTES };
+    (bytes / (4 * k.clamp(1, SPAN))).max(LANES)
+}
 
 /// Columns are handed to threads in multiples of this: every tile width divides it.
 pub const COLUMN_GRAIN: usize = 12;
 
 /// About so many numbers of a row of `x` are used again and again before the next ones are, where rows are longer.
-pub const SPAN: usize = 1024;
+const SPAN: usize = 1024;
 
 /// Rows of `x` are taken in blocks of about this many bytes, so that a block stays in the second-level cache while all of `w` passes.
 const X_BLOCK_BYTES: usize = 384 * 1024;
+
+/// As [`X_BLOCK_BYTES`], where rows are turned: they pass in one stream, and the last-level cache gives it as fast.
+const TURNED_BYTES: usize = 1024 * 1024;
 
 /// Rows of `w` that are widened first, all of them beside each other, lie in so much of the first-level cache; longer ones are widened and
 /// multiplied in [`spans`].
@@ -40,40 +52,66 @@ pub enum Then {
     Add,
 }
 
+/// `out[m, n] = sum_k x[m, k] * w[n, k] + bias[n]` for the columns `n` of the panel.
+/// - `x`: `[rows, k]`, `w`: `[n, k]`, `bias`: `[n]`
+///
+/// # Panics
+/// If the sizes do not fit.
+pub fn linear(isa: Isa, x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then) {
+    let size = turned_size(w.cols);
+    let mut turned = vec![0.0; sixteens(isa, out.rows) * size];
+    for (x, turned) in x.chunks((LANES * w.cols).max(1)).zip(turned.chunks_exact_mut(size.max(1))) {
+        turn(isa, x, w.cols, turned);
+    }
+    linear_turned(isa, x, &turned, w, bias, out, then);
+}
+
 per_isa! {
-    /// `out[m, n] = sum_k x[m, k] * w[n, k] + bias[n]` for the columns `n` of the panel.
-    /// - `x`: `[rows, k]`, `w`: `[n, k]`, `bias`: `[n]`
+    /// [`linear`] of an `x` of which the first [`sixteens`] have been [turned](turn) already.
     ///
     /// # Panics
-    /// If the sizes do not fit.
-    pub fn linear(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then) = by_dtype
+    /// As [`linear`]; if it is another number of sixteens.
+    pub fn linear_turned(x: &[f32], turned: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then) = by_dtype
 }
 
 #[inline(always)]
-fn by_dtype<V: Lanes>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then) {
+fn by_dtype<V: Lanes>(x: &[f32], turned: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then) {
     // Checked here once: the tiles below use raw pointers.
     assert_eq!(x.len(), out.rows * w.cols);
     assert!(out.columns.end <= w.rows);
     assert!(bias.is_none_or(|bias| bias.len() == w.rows));
+    assert_eq!(turned.len(), sixteens(V::ISA, out.rows) * turned_size(w.cols));
     match w.dtype {
-        Dtype::F32 => by_tile::<V, F32>(x, w, bias, out, then),
-        Dtype::F16 => by_tile::<V, F16>(x, w, bias, out, then),
-        Dtype::BF16 => by_tile::<V, BF16>(x, w, bias, out, then),
+        Dtype::F32 => by_rows::<V, F32>(x, turned, w, bias, out, then),
+        Dtype::F16 => by_rows::<V, F16>(x, turned, w, bias, out, then),
+        Dtype::BF16 => by_rows::<V, BF16>(x, turned, w, bias, out, then),
         _ if out.rows == 1 => sum_row(V::ISA, x, w, bias, out, then),
         // Widened first, so that tiles read f32.
-        _ => by_tile::<V, F32>(x, w, bias, out, then),
+        _ => by_rows::<V, F32>(x, turned, w, bias, out, then),
     }
 }
 
-/// The tile as a constant: one arm is left once `V` is known.
 #[inline(always)]
-fn by_tile<V: Lanes, S: Stored>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then) {
+fn by_rows<V: Lanes, S: Stored>(x: &[f32], turned: &[f32], w: Weights<'_>, bias: Option<&[f32]>, mut out: Panel<'_>, then: Then) {
+    let mut first = 0;
+    if V::TURNS && !turned.is_empty() {
+        first = out.rows.min(turned.len() / turned_size(w.cols) * LANES);
+        by_lanes::<V, S>(turned, w, bias, &mut out, then, first);
+    }
+    if first < out.rows {
+        by_tile::<V, S>(x, w, bias, out, then, first);
+    }
+}
+
+/// The rows from `first` on. The tile as a constant: one arm is left once `V` is known.
+#[inline(always)]
+fn by_tile<V: Lanes, S: Stored>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then, first: usize) {
     match V::TILE {
-        (4, 6) => blocks::<V, S, 4, 6>(x, w, bias, out, then),
-        (3, 4) => blocks::<V, S, 3, 4>(x, w, bias, out, then),
-        (3, 2) => blocks::<V, S, 3, 2>(x, w, bias, out, then),
-        (2, 3) => blocks::<V, S, 2, 3>(x, w, bias, out, then),
-        (2, 2) => blocks::<V, S, 2, 2>(x, w, bias, out, then),
+        (4, 6) => blocks::<V, S, 4, 6>(x, w, bias, out, then, first),
+        (3, 4) => blocks::<V, S, 3, 4>(x, w, bias, out, then, first),
+        (3, 2) => blocks::<V, S, 3, 2>(x, w, bias, out, then, first),
+        (2, 3) => blocks::<V, S, 2, 3>(x, w, bias, out, then, first),
+        (2, 2) => blocks::<V, S, 2, 2>(x, w, bias, out, then, first),
         _ => unreachable!("a tile without its arm"),
     }
 }
@@ -85,20 +123,21 @@ pub(super) fn blocks<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
     bias: Option<&[f32]>,
     mut out: Panel<'_>,
     then: Then,
+    first: usize,
 ) {
     let rows = out.rows;
     if rows == 1 {
         one_row::<V, S>(x, w, bias, &mut out, then);
         return;
     }
-    let widens = w.dtype.block().0 > 1 || V::WIDEN_FIRST && S::BYTES < 4 && rows >= 16;
+    let widens = w.dtype.block().0 > 1;
     if widens && 4 * COLS * w.cols > WIDE_BYTES {
-        by_spans::<V, S, ROWS, COLS>(x, w, bias, &mut out, then);
+        by_spans::<V, S, ROWS, COLS>(x, w, bias, &mut out, then, first);
         return;
     }
     let mut wide = vec![0.0; if widens { COLS * w.cols + LANES } else { 0 }];
     let block = (X_BLOCK_BYTES / (4 * w.cols.max(1)) / ROWS * ROWS).max(ROWS);
-    let mut start = 0;
+    let mut start = first;
     while start < rows {
         let end = (start + block).min(rows);
         let mut column = out.columns.start;
@@ -305,11 +344,17 @@ pub(super) fn put<const ROWS: usize, const COLS: usize>(
 #[inline(always)]
 fn widen_rows<V: Lanes, S: Stored>(w: Weights<'_>, rows: Range<usize>, span: Range<usize>, wide: &mut [f32]) {
     for (row, wide) in rows.zip(wide.chunks_exact_mut(span.len().max(1))) {
-        if w.dtype.block().0 > 1 {
-            widen_blocks(V::ISA, w, row, span.clone(), wide);
-        } else {
-            widen::<V, S>(w, row, span.clone(), wide);
-        }
+        widen_row::<V, S>(w, row, span.clone(), wide);
+    }
+}
+
+/// Numbers `span` of row `row` of `w`, widened exactly.
+#[inline(always)]
+fn widen_row<V: Lanes, S: Stored>(w: Weights<'_>, row: usize, span: Range<usize>, wide: &mut [f32]) {
+    if w.dtype.block().0 > 1 {
+        widen_blocks(V::ISA, w, row, span, wide);
+    } else {
+        widen::<V, S>(w, row, span, wide);
     }
 }
 

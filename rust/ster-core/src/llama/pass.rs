@@ -5,6 +5,7 @@
 mod angles;
 mod attention;
 mod buffer;
+mod input;
 mod rows;
 
 use std::cell::RefCell;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use self::angles::{Angles, Rotary};
 use self::buffer::{Buffer, gather};
+use self::input::{Input, room_for};
 use self::rows::{GRAINS_A_THREAD, Member, count, grid};
 use super::cache::{Layout, STORES};
 use super::forward::SteeringLlama;
@@ -22,7 +24,7 @@ use crate::batch::{Output, Sequence};
 use crate::capture::{CaptureRows, Tap};
 use crate::error::{Error, Result};
 use crate::kernels::attention::BLOCK;
-use crate::kernels::linear::{COLUMN_GRAIN, Then, linear};
+use crate::kernels::linear::{COLUMN_GRAIN, Then, linear_turned, turn};
 use crate::kernels::{activation, norm, steer};
 use crate::pool::{Interrupt, Pool};
 use crate::tensor::{Panel, Shared};
@@ -42,6 +44,7 @@ pub(super) struct Workspace {
     v: Buffer,
     mixed: Buffer,
     mlp: Buffer,
+    turned: [Buffer; 2],
 }
 
 thread_local! {
@@ -245,10 +248,13 @@ impl<'a> Pass<'a> {
         work.q.fit(some * q_width);
         work.k.fit(all * kv_width);
         work.v.fit(all * kv_width);
+        let [all_turned, kept_turned] = &mut work.turned;
+        let every = self.input(&work.normed, hidden, all_turned)?;
+        let kept_ones = if partly { self.input(&work.normed_kept, hidden, kept_turned)? } else { every };
         self.project(&mut [
-            Projection::new(if partly { &work.normed_kept } else { &work.normed }, &w.q, &mut work.q, Then::Store),
-            Projection::new(&work.normed, &w.k, &mut work.k, Then::Store),
-            Projection::new(&work.normed, &w.v, &mut work.v, Then::Store),
+            Projection::new(kept_ones, &w.q, &mut work.q, Then::Store),
+            Projection::new(every, &w.k, &mut work.k, Then::Store),
+            Projection::new(every, &w.v, &mut work.v, Then::Store),
         ])?;
         for (x, gain) in [(&mut work.q, &w.q_norm), (&mut work.k, &w.k_norm)] {
             if let Some(gain) = gain {
@@ -262,7 +268,8 @@ impl<'a> Pass<'a> {
         self.store_keys(index, rows, &work.k, &work.v)?;
         work.mixed.fit(some * q_width);
         self.attend(index, kept, &work.q, &mut work.mixed)?;
-        self.add(&mut work.x, &work.mixed, &w.o, w.attn_post_norm.as_deref(), &mut work.added, &mut work.spare)?;
+        let mixed = self.input(&work.mixed, q_width, &mut work.turned[0])?;
+        self.add(&mut work.x, mixed, &w.o, w.attn_post_norm.as_deref(), &mut work.added, &mut work.spare)?;
         *self.work = work;
         Ok(())
     }
@@ -272,8 +279,10 @@ impl<'a> Pass<'a> {
         let mut work = std::mem::take(self.work);
         self.norm_or_copy(&mut work.normed, &work.x, w.mlp_norm.as_deref())?;
         work.mlp.fit(rows * self.model.config.mlp);
-        self.gate_up(w, rows, &work.normed, &mut work.mlp)?;
-        self.add(&mut work.x, &work.mlp, &w.down, w.mlp_post_norm.as_deref(), &mut work.added, &mut work.spare)?;
+        let normed = self.input(&work.normed, w.gate.weight.cols(), &mut work.turned[0])?;
+        self.gate_up(w, normed, &mut work.mlp)?;
+        let mlp = self.input(&work.mlp, w.down.weight.cols(), &mut work.turned[0])?;
+        self.add(&mut work.x, mlp, &w.down, w.mlp_post_norm.as_deref(), &mut work.added, &mut work.spare)?;
         *self.work = work;
         Ok(())
     }
@@ -282,7 +291,7 @@ impl<'a> Pass<'a> {
     fn add(
         &mut self,
         x: &mut [f32],
-        from: &[f32],
+        from: Input<'_>,
         linear: &Linear,
         gain: Option<&[f32]>,
         added: &mut Buffer,
@@ -340,6 +349,21 @@ impl<'a> Pass<'a> {
         })
     }
 
+    /// `x` `[rows, k]` for products to read. room: for what is turned of it.
+    fn input<'x>(&mut self, x: &'x [f32], k: usize, room: &'x mut Buffer) -> Result<Input<'x>> {
+        let isa = self.model.isa;
+        let (count, size) = room_for(isa, x.len() / k, k, room);
+        if count > 0 {
+            let turned = Shared::new(room, count, size);
+            self.region(count, &|n| {
+                // SAFETY: each sixteen is turned once.
+                let mut panel = unsafe { turned.panel(n..n + 1, 0..size) };
+                turn(isa, &x[n * 16 * k..((n + 1) * 16 * k).min(x.len())], k, panel.row(0));
+            })?;
+        }
+        Ok(Input::new(x, k, room))
+    }
+
     /// Several products in one region, so that threads meet once.
     fn project(&mut self, projections: &mut [Projection<'_>]) -> Result<()> {
         let isa = self.model.isa;
@@ -349,7 +373,7 @@ impl<'a> Pass<'a> {
         for (n, p) in projections.iter().enumerate() {
             let (rows, width) = (p.rows(), p.linear.weight.rows());
             let share = (threads * GRAINS_A_THREAD * width).div_ceil(columns);
-            for cell in grid(rows, p.linear.weight.cols(), width, share) {
+            for cell in grid(isa, rows, p.x.k, width, share) {
                 grains.push((n, cell));
             }
         }
@@ -362,26 +386,25 @@ impl<'a> Pass<'a> {
             .collect();
         self.region(grains.len(), &|grain| {
             let (n, (rows, columns)) = grains[grain].clone();
-            let (x, linear_, out, then) = &shared[n];
-            let k = linear_.weight.cols();
-            let x = &x[rows.start * k..rows.end * k];
+            let (x, linear, out, then) = &shared[n];
+            let (x, turned) = x.part(isa, rows.clone());
             // SAFETY: the cells of a grid are disjoint.
             let panel = unsafe { out.panel(rows, columns) };
-            linear(isa, x, linear_.weight.view(), linear_.bias.as_deref(), panel, *then);
+            linear_turned(isa, x, turned, linear.weight.view(), linear.bias.as_deref(), panel, *then);
         })
     }
 
     /// `out = activation(gate(x)) * up(x)`, some columns at a time so that both halves meet in the cache.
-    fn gate_up(&mut self, w: &BlockWeights, rows: usize, x: &[f32], out: &mut [f32]) -> Result<()> {
+    fn gate_up(&mut self, w: &BlockWeights, x: Input<'_>, out: &mut [f32]) -> Result<()> {
         /// Numbers of `up` at a time; with few rows many columns, for one long stream of weights.
         const NUMBERS: usize = 8 * 1024;
         let (isa, act) = (self.model.isa, self.model.config.activation);
-        let (k, mlp) = (w.gate.weight.cols(), w.gate.weight.rows());
-        let cells = grid(rows, k, mlp, self.pool.threads() * GRAINS_A_THREAD);
+        let (rows, mlp) = (x.count(), w.gate.weight.rows());
+        let cells = grid(isa, rows, x.k, mlp, self.pool.threads() * GRAINS_A_THREAD);
         let out = Shared::new(out, rows, mlp);
         self.region(cells.len(), &|grain| {
             let (rows, columns) = cells[grain].clone();
-            let x = &x[rows.start * k..rows.end * k];
+            let (x, turned) = x.part(isa, rows.clone());
             let step = (NUMBERS / rows.len()).next_multiple_of(COLUMN_GRAIN).max(4 * COLUMN_GRAIN);
             SCRATCH.with_borrow_mut(|scratch| {
                 for start in columns.clone().step_by(step) {
@@ -389,10 +412,10 @@ impl<'a> Pass<'a> {
                     let width = part.len();
                     scratch.resize(rows.len() * width, 0.0);
                     let up = Panel::apart(scratch, rows.len(), part.clone());
-                    linear(isa, x, w.up.weight.view(), w.up.bias.as_deref(), up, Then::Store);
+                    linear_turned(isa, x, turned, w.up.weight.view(), w.up.bias.as_deref(), up, Then::Store);
                     // SAFETY: the cells of a grid are disjoint, and each panel is gone before the next is taken.
                     let panel = unsafe { out.panel(rows.clone(), part.clone()) };
-                    linear(isa, x, w.gate.weight.view(), w.gate.bias.as_deref(), panel, Then::Store);
+                    linear_turned(isa, x, turned, w.gate.weight.view(), w.gate.bias.as_deref(), panel, Then::Store);
                     // SAFETY: as above.
                     let mut panel = unsafe { out.panel(rows.clone(), part) };
                     for (n, up) in scratch.chunks_exact(width).enumerate() {
@@ -503,7 +526,8 @@ impl<'a> Pass<'a> {
         let vocab = model.config.vocab;
         let mut logits = vec![0.0; count(&wanted) * vocab];
         let head = Linear { weight: model.weights.head.clone(), bias: None };
-        self.project(&mut [Projection::new(&work.normed, &head, &mut logits, Then::Store)])?;
+        let normed = self.input(&work.normed, model.config.hidden, &mut work.turned[0])?;
+        self.project(&mut [Projection::new(normed, &head, &mut logits, Then::Store)])?;
         *self.work = work;
         self.finish_logits(&mut logits)?;
         if let Some((sequence, position, id)) = self.first_bad(&logits, vocab, &wanted) {
@@ -575,21 +599,21 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// One product of a region: `out` `[rows, out]` from `x` `[rows, in]`.
+/// One product of a region: `out` `[rows, out]` from `x`.
 struct Projection<'a> {
-    x: &'a [f32],
+    x: Input<'a>,
     linear: &'a Linear,
     out: &'a mut [f32],
     then: Then,
 }
 
 impl<'a> Projection<'a> {
-    fn new(x: &'a [f32], linear: &'a Linear, out: &'a mut [f32], then: Then) -> Self {
+    fn new(x: Input<'a>, linear: &'a Linear, out: &'a mut [f32], then: Then) -> Self {
         Projection { x, linear, out, then }
     }
 
     fn rows(&self) -> usize {
-        self.x.len() / self.linear.weight.cols()
+        self.x.count()
     }
 }
 

@@ -16,7 +16,7 @@ impl Lanes for V {
     // 12 registers of sums, 3 for rows of W, 1 for a row of x: all 16.
     const TILE: (usize, usize) = (2, 3);
     const MIX: (usize, usize) = (3, 2);
-    const WIDEN_FIRST: bool = true;
+    const TURNS: bool = true;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -116,6 +116,26 @@ impl Lanes for V {
                         acc.1 = _mm256_fmadd_ps(row, column, acc.1);
                     }
                 }
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, apart: usize, order: &[usize; LANES]) {
+        unsafe {
+            for (i, j) in [(0, 0), (4, 0), (8, 0), (12, 0), (0, 8), (4, 8), (8, 8), (12, 8)] {
+                // Halves of rows j and j + 4 come together as they are loaded: crossing them later is slow on Zen 1.
+                let rows: [__m256; 4] = std::array::from_fn(|n| {
+                    let from = from.add((j + n) * stride + i);
+                    let low = _mm256_castps128_ps256(_mm_loadu_ps(from));
+                    _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(from.add(4 * stride)))
+                });
+                let [a, b, c, d] = rows;
+                let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+                let (ef, gh) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+                _mm256_storeu_ps(to.add(order[i] * apart + j), _mm256_shuffle_ps::<0x44>(ab, cd));
+                _mm256_storeu_ps(to.add(order[i + 1] * apart + j), _mm256_shuffle_ps::<0xEE>(ab, cd));
+                _mm256_storeu_ps(to.add(order[i + 2] * apart + j), _mm256_shuffle_ps::<0x44>(ef, gh));
+                _mm256_storeu_ps(to.add(order[i + 3] * apart + j), _mm256_shuffle_ps::<0xEE>(ef, gh));
             }
         }
     }

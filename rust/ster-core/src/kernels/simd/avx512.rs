@@ -15,7 +15,6 @@ impl Lanes for V {
     // 24 sums, 6 rows of W and 1 of x: 31 of 32 registers.
     const TILE: (usize, usize) = (4, 6);
     const MIX: (usize, usize) = (4, 4);
-    const WIDEN_FIRST: bool = false;
 
     #[inline(always)]
     unsafe fn zero() -> Self {

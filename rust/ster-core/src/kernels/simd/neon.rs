@@ -15,7 +15,6 @@ impl Lanes for V {
     // 24 registers of sums, 4 for a row of W, 4 for a row of x: all 32.
     const TILE: (usize, usize) = (2, 3);
     const MIX: (usize, usize) = (3, 2);
-    const WIDEN_FIRST: bool = false;
 
     #[inline(always)]
     unsafe fn zero() -> Self {

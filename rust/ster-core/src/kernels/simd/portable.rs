@@ -10,7 +10,6 @@ impl Lanes for V {
     const ISA: Isa = Isa(Kind::Portable);
     const TILE: (usize, usize) = (2, 2);
     const MIX: (usize, usize) = (1, 1);
-    const WIDEN_FIRST: bool = false;
 
     #[inline(always)]
     unsafe fn zero() -> Self {

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::kernels::linear::{COLUMN_GRAIN, SPAN};
+use crate::kernels::Isa;
+use crate::kernels::linear::{COLUMN_GRAIN, rows_at_once};
 
 /// The rows of one sequence among the packed rows: its tokens `first..`, at packed rows `start..start + rows`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,15 +21,14 @@ pub(super) fn count(rows: &[Member]) -> usize {
 /// Work for each thread in about this many pieces: enough to even out a thread that the system interrupts.
 pub(super) const GRAINS_A_THREAD: usize = 6;
 
-/// Cut `[rows, columns]` into about `wanted` cells. Rows first, in blocks whose inputs fit the second-level cache: then the weights
-/// stream past once a block, and the inputs are read once. Of long rows a span at a time is there, and a block has as many as fit then.
-pub(super) fn grid(rows: usize, k: usize, columns: usize, wanted: usize) -> Vec<(Range<usize>, Range<usize>)> {
+/// Cut `[rows, columns]` into about `wanted` cells. Rows first, in sixteens and in blocks whose inputs fit a cache: then the weights stream
+/// past once a block, and the inputs are read once.
+pub(super) fn grid(isa: Isa, rows: usize, k: usize, columns: usize, wanted: usize) -> Vec<(Range<usize>, Range<usize>)> {
     if rows == 0 {
         return Vec::new();
     }
-    let fits = (384 * 1024 / (4 * k.clamp(1, SPAN))).max(8);
-    let row_cells = rows.div_ceil(fits);
-    let row_step = rows.div_ceil(row_cells).next_multiple_of(4);
+    let row_cells = rows.div_ceil(rows_at_once(isa, k));
+    let row_step = rows.div_ceil(row_cells).next_multiple_of(16);
     let column_cells = wanted.div_ceil(row_cells).max(1);
     let column_step = columns.div_ceil(column_cells).next_multiple_of(COLUMN_GRAIN);
     (0..rows)
