@@ -215,6 +215,33 @@ def test_auto_without_a_cluster_is_told_in_words_of_its_own(monkeypatch: pytest.
         pass
 
 
+def test_a_connection_that_is_there_is_used_by_its_own_address_alone(model: ster.Model, tmp_path: Path, cluster: str) -> None:
+    ray = on_ray.need_ray()
+    _, _, port = cluster.rpartition(":")
+    ster.harvest(model, PROMPTS, tmp_path / "alone", shard_size=5)
+    with on_ray.connected(cluster):
+        ster.harvest(model, PROMPTS, tmp_path / "ray", shard_size=5, ray=f"localhost:{port}", ray_workers=1)
+        assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
+        for same in ("auto", "local", cluster, f"localhost:{port}", f"127.0.0.1:{port}"):
+            with on_ray.connected(same) as found:
+                assert found is ray
+            assert ray.is_initialized()
+        others = ("nonsense", "", f":{port}", "localhost:1", f"192.0.2.77:{port}", f"no-such-host.invalid:{port}", f"ray://{cluster}")
+        for other in others:
+            with pytest.raises(WorkerError, match=f"^this process is connected to the Ray cluster at {cluster}, which is not known as ") as no:
+                ster.harvest(model, PROMPTS, tmp_path / "out", ray=other)
+            assert str(no.value).endswith(f" {other}") and no.value.hint and "`auto`" in no.value.hint
+            assert ray.is_initialized() and not (tmp_path / "out").exists()
+    assert not ray.is_initialized()
+
+
+def test_an_address_of_no_form_is_refused_where_nothing_is_connected(model: ster.Model, tmp_path: Path, cluster: str) -> None:
+    for address in ("nonsense", "nowhere://x"):
+        with pytest.raises(WorkerError, match=f"^failed to connect to Ray at {address}: \\w"):
+            ster.harvest(model, PROMPTS, tmp_path / "out", ray=address)
+    assert not (tmp_path / "out").exists()
+
+
 def test_options_are_refused_before_the_model_runs(
     model: ster.Model, tmp_path: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
 from ster import _native
@@ -78,10 +79,11 @@ def connected(address: str) -> Iterator[Any]:
     """The module `ray`, connected to the cluster at `address`, as `ray.init` understands it; a connection that is there is used and left.
 
     Raises:
-        WorkerError: no cluster there.
+        WorkerError: no cluster there; or this process is connected to another.
     """
     ray = need_ray()
     if ray.is_initialized():
+        _check_connection(ray, address)
         yield ray
         return
     _knock(address)
@@ -97,6 +99,41 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_connection(ray: Any, address: str) -> None:
+    """`auto` and `local` are whatever this process is connected to; HOST:PORT must be that cluster. `ray://` is refused: it names a proxy,
+    and Ray does not say which one a connection goes through.
+
+    Raises:
+        WorkerError: it is connected elsewhere.
+    """
+    if address in ("auto", "local"):
+        return
+    there: str = ray.get_runtime_context().gcs_address
+    if address != there and not _same_place(address, there, ray.util.get_node_ip_address()):
+        hint = "`auto` goes on with the connection that is there, and `ray.shutdown()` ends it"
+        raise WorkerError(f"this process is connected to the Ray cluster at {there}, which is not known as {address}", hint)
+
+
+def _same_place(address: str, there: str, here: str) -> bool:
+    """Whether two HOST:PORT are one. here: what Ray calls this machine, where others say `localhost`."""
+    host, _, port = address.rpartition(":")
+    known, _, right = there.rpartition(":")
+    if not host or port != right:
+        return False
+    found = _ips(host)
+    if any(ip.is_loopback for ip in found):
+        found |= _ips(here)
+    return not found.isdisjoint(_ips(known))
+
+
+def _ips(host: str) -> set[IPv4Address | IPv6Address]:
+    """Those of a name; none where nobody knows it."""
+    try:
+        return {ip_address(found[4][0]) for found in socket.getaddrinfo(host.strip("[]"), None)}
+    except (OSError, UnicodeError):
+        return set()
 
 
 def _knock(address: str) -> None:
