@@ -145,7 +145,7 @@ def spawned(*args: object, **env: str) -> Iterator[Process]:
             process.kill()
 
 
-def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+def until(true: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for something that is about to be so."""
     end = time.monotonic() + seconds
     while not true():

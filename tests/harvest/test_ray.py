@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harvesting import PROMPTS, contents
+from harvesting import PROMPTS, contents, slow_command
 
 import ster
 from ster.errors import InputError, SterError, WorkerError
@@ -93,8 +93,8 @@ def test_a_command_that_was_ended_is_gone_on_with(
     prompts, folder = tmp_path / "p.json", tmp_path / "ray"
     prompts.write_text(json.dumps([words(60, seed) for seed in range(300)]))
     options = ["--shard-size", "2", "--threads", "1", "--ray", cluster]
-    line = [sys.executable, "-m", "ster", "harvest", "-m", str(model.path), "-p", str(prompts), "-o", str(folder), *options]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    asked = ["harvest", "-m", str(model.path), "-p", str(prompts), "-o", str(folder), *options]
+    with subprocess.Popen(slow_command(*asked), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and len(list(folder.glob("shard_*.safetensors"))) < 3:
             time.sleep(0.01)
         process.send_signal(ending)
@@ -104,7 +104,7 @@ def test_a_command_that_was_ended_is_gone_on_with(
         assert "of 150 shards are on disk; the same command goes on from there\n" in said and "Traceback" not in said
     on_disk = (folder / "progress.jsonl").read_bytes().count(b"\n") - 1
     if ending == signal.SIGKILL:
-        result = subprocess.run(line, capture_output=True, text=True, timeout=120)
+        result = subprocess.run([sys.executable, "-m", "ster", *asked], capture_output=True, text=True, timeout=120)
         assert result.returncode == 0 and result.stdout == f"{folder}\n", result.stderr
         assert f"150 shards of f32, {on_disk} of them on disk\n" in result.stderr
     else:
