@@ -22,7 +22,8 @@ import uvicorn
 import ster
 from ster.server.app import create_app
 from ster.server.connection import Connection
-from ster.server.served import Models, ServedSpec
+from ster.server.models import Models
+from ster.server.served import ServedSpec
 from ster.server.settings import Settings
 from ster.state.state import State
 

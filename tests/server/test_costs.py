@@ -28,7 +28,8 @@ from ster.server.feed import Feed
 from ster.server.ongoing import Ongoing
 from ster.server.requests import ClientGoneError
 from ster.server.settings import Settings
-from ster.state.budget import OverBudget, usage
+from ster.state.amounts import OverBudget
+from ster.state.budget import usage
 from ster.state.database import Database
 from ster.state.keys import KeyState, create_key, set_state
 from ster.state.place import find_place

@@ -22,7 +22,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from ster.state.budget import BUDGETS, NOTHING, Amount, KeyInactiveError, OverBudget, free_dead, settle, take_hold, usage
+from ster.state.amounts import BUDGETS, NOTHING, Amount, KeyInactiveError, OverBudget
+from ster.state.budget import free_dead, settle, take_hold, usage
 from ster.state.database import Database
 from ster.state.keys import create_key, set_limits, set_state
 from ster.state.place import find_place
@@ -356,7 +357,8 @@ def test_of_sixty_four_equal_requests_as_many_are_taken_as_fit(database: Databas
 
 WORKER = """
 import random, sys, threading, time
-from ster.state.budget import Amount, OverBudget, settle, take_hold, free_dead
+from ster.state.amounts import Amount, OverBudget
+from ster.state.budget import settle, take_hold, free_dead
 from ster.state.database import Database
 from ster.state.presence import Presence
 

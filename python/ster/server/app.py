@@ -28,10 +28,11 @@ from ster.server.jobs.routes import job_list, one_job
 from ster.server.jobs.runner import Runner
 from ster.server.longpoll import LongPolls
 from ster.server.metrics import CONTENT_TYPE, Metrics
+from ster.server.models import Models
 from ster.server.openapi import openapi
 from ster.server.query import StrictRoute
 from ster.server.requests import Errors, Requests, json_response
-from ster.server.served import Models, Served, ServedSpec
+from ster.server.served import Served, ServedSpec
 from ster.server.settings import Settings
 from ster.server.state_threads import StateThreads
 from ster.server.tokens import detokenize, tokenize, tokenizer_info
