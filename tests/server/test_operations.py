@@ -79,7 +79,7 @@ def test_a_request_that_takes_too_long(toy_model: ster.Model) -> None:
         assert events[-1]["error"]["code"] == "timeout" and set(events[:-1]) <= {": keepalive"}
         stats = client.models[0].loaded.scheduler.stats
         until(lambda: not stats().running and not stats().waiting)
-        assert client.complete(max_tokens=1).status_code == 200
+        until(lambda: client.complete(max_tokens=1).status_code == 200)  # where a machine is slow, not the first
 
 
 def test_a_body_that_does_not_come(toy_model: ster.Model) -> None:
