@@ -21,7 +21,7 @@ from harvesting import PROMPTS, contents, slow_command
 
 import ster
 from ster.errors import InputError, SterError, WorkerError
-from ster.harvest import on_ray
+from ster.harvest import on_ray, ray_connection
 from ster.harvest.directions import load_directions
 from ster.harvest.ray_worker import Worker, open_model
 from ster.harvest.shards import Form
@@ -201,8 +201,8 @@ def test_what_the_cluster_has_no_room_for_is_refused(model: ster.Model, toy_dir:
 def test_where_no_cluster_is_that_is_said_at_once(tmp_path: Path) -> None:
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"):
         with pytest.raises(WorkerError, match=f"^failed to connect to Ray at {address}: \\w"):
-            on_ray._knock(address)
-    on_ray._knock("auto")
+            ray_connection._knock(address)
+    ray_connection._knock("auto")
 
 
 def test_auto_without_a_cluster_is_told_in_words_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,20 +210,23 @@ def test_auto_without_a_cluster_is_told_in_words_of_its_own(monkeypatch: pytest.
         raise ConnectionError("Could not find any running Ray instance. Please specify the one to connect to by setting `--address` flag"
                               " or `RAY_ADDRESS` environment variable.")  # fmt: skip
 
-    monkeypatch.setattr(on_ray, "need_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
-    with pytest.raises(WorkerError, match="^no Ray cluster runs on this machine, and RAY_ADDRESS names none$"), on_ray.connected("auto"):
+    monkeypatch.setattr(ray_connection, "need_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    with (
+        pytest.raises(WorkerError, match="^no Ray cluster runs on this machine, and RAY_ADDRESS names none$"),
+        ray_connection.connected("auto"),
+    ):
         pass
 
 
 def test_a_connection_that_is_there_is_used_by_its_own_address_alone(model: ster.Model, tmp_path: Path, cluster: str) -> None:
-    ray = on_ray.need_ray()
+    ray = ray_connection.need_ray()
     _, _, port = cluster.rpartition(":")
     ster.harvest(model, PROMPTS, tmp_path / "alone", shard_size=5)
-    with on_ray.connected(cluster):
+    with ray_connection.connected(cluster):
         ster.harvest(model, PROMPTS, tmp_path / "ray", shard_size=5, ray=f"localhost:{port}", ray_workers=1)
         assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
         for same in ("auto", "local", cluster, f"localhost:{port}", f"127.0.0.1:{port}"):
-            with on_ray.connected(same) as found:
+            with ray_connection.connected(same) as found:
                 assert found is ray
             assert ray.is_initialized()
         others = ("nonsense", "", f":{port}", "localhost:1", f"192.0.2.77:{port}", f"no-such-host.invalid:{port}", f"ray://{cluster}")
