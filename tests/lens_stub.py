@@ -22,6 +22,9 @@ from ster import _native
 from ster.likelihood import log_probabilities
 from ster.server.tensors import encode, unpack
 
+LAYERS = [0, 2]
+PROMPT = "the sea is calm"
+
 
 @dataclass
 class Raw:
@@ -213,6 +216,13 @@ def stubbed(model: ster.Model, *, key: str | None = None) -> Iterator[Stub]:
         server.shutdown()
         thread.join(10)
         server.server_close()
+
+
+def kept(remote: ster.RemoteModel, toy_model: ster.Model) -> list[int]:
+    """What a read of one prompt hands over."""
+    seen: list[int] = []
+    remote.read([toy_model.encode(PROMPT)], ["prompts[0]"], LAYERS, "all", lambda index, values: seen.append(index))
+    return seen
 
 
 def _refusal(message: str, status: int = 400) -> Raw:

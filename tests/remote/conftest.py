@@ -10,6 +10,7 @@ import ster
 pytest.importorskip("httpx", reason="the extra `remote` is not installed")
 pytest.importorskip("starlette", reason="the extra `serve` is not installed")
 
+from lens_stub import Stub, stubbed
 from serving import Client, running
 
 
@@ -20,9 +21,18 @@ def served(toy_model: ster.Model) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="package")
-def remote(served: Client) -> Iterator[ster.RemoteModel]:
-    with ster.connect(served.url) as model:
+@pytest.fixture
+def stub(toy_model: ster.Model) -> Iterator[Stub]:
+    """A server of the toy model that speaks as vLLM with vllm-lens does."""
+    with stubbed(toy_model) as found:
+        yield found
+
+
+@pytest.fixture
+def remote(stub: Stub) -> Iterator[ster.RemoteModel]:
+    """The model behind the stub, which has forgotten what `connect` asked."""
+    with ster.connect(stub.url, timeout=20, retry_seconds=5) as model:
+        stub.requests.clear()
         yield model
 
 
@@ -33,15 +43,3 @@ def chatting(toy_copy: Path) -> Path:
         "{% for message in messages %}{{ message.content }} {% endfor %}{% if add_generation_prompt %}is{% endif %}"
     )
     return toy_copy
-
-
-@pytest.fixture
-def no_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Waits between attempts take no time, and are listed."""
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-
-    monkeypatch.setattr("ster.remote.transport.sleep", sleep)
-    return waits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,13 @@ from ster.errors import InputError, RemoteError
 from ster.server.settings import Settings
 
 POINTS = ["pre_steer", "post_steer"]
+
+
+@pytest.fixture(scope="module")
+def remote(served: Client) -> Iterator[ster.RemoteModel]:
+    """The model behind `ster serve`, for all tests of this file."""
+    with ster.connect(served.url) as model:
+        yield model
 
 
 @pytest.mark.parametrize("position", ["last", "mean", "all"])
