@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from ster.state.budget import BUDGETS, KEPT_MINUTES, NOTHING, Amount, periods
+from ster.state.amounts import BUDGETS, NOTHING, Amount, periods
+from ster.state.budget import KEPT_MINUTES
 
 
 @dataclass

@@ -31,6 +31,27 @@ def widened(array: NDArray[Any]) -> NDArray[np.float32]:
     return np.asarray(array).astype(np.float32)
 
 
+# The command, of which each file takes a while on a machine of any speed: whoever has seen the first shard finds it at work.
+SLOW = """
+import sys, time
+from ster.harvest import disk
+plain = disk.write_part
+
+def write_part(path, chunks):
+    time.sleep(0.05)
+    return plain(path, chunks)
+
+disk.write_part = write_part
+from ster.cli import main
+sys.exit(main())
+"""
+
+
+def slow_command(*arguments: object) -> list[str]:
+    """`ster`, to be ended in the middle of a harvest."""
+    return [sys.executable, "-c", SLOW, *map(str, arguments)]
+
+
 # A harvest in a process of its own, which ends itself at its n-th call that changes something on disk.
 DYING = """
 import os, signal, sys

@@ -22,7 +22,8 @@ import uvicorn
 import ster
 from ster.server.app import create_app
 from ster.server.connection import Connection
-from ster.server.served import Models, ServedSpec
+from ster.server.models import Models
+from ster.server.served import ServedSpec
 from ster.server.settings import Settings
 from ster.state.state import State
 
@@ -145,7 +146,7 @@ def spawned(*args: object, **env: str) -> Iterator[Process]:
             process.kill()
 
 
-def until(true: Callable[[], object], seconds: float = 10.0) -> None:
+def until(true: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for something that is about to be so."""
     end = time.monotonic() + seconds
     while not true():

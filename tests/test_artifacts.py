@@ -68,11 +68,13 @@ def test_awkward_numbers_survive_every_format(tmp_path: Path) -> None:
 
 
 def test_writing_json_is_fast() -> None:
-    acts = artifact(np.random.default_rng(0).normal(size=(200, 30, 576)))
+    acts = artifact(np.random.default_rng(0).normal(size=(20, 30, 576)))
     buffer = io.BytesIO()
-    start = time.perf_counter()
+    start = time.process_time()
     acts.write(buffer, "json")
-    assert time.perf_counter() - start < 1.0  # 0.1 s on an idle machine
+    middle = time.process_time()
+    json.dumps(acts.values.tolist())
+    assert middle - start < time.process_time() - middle  # a tenth of it, on a machine of any speed
 
 
 def test_the_same_artifact_is_the_same_bytes(tmp_path: Path) -> None:

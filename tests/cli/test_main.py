@@ -1,3 +1,4 @@
+import io
 import os
 import signal
 import subprocess
@@ -159,6 +160,21 @@ def test_a_signal_that_is_ignored_stays_so_and_others_come_back(tmp_path: Path, 
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_line_for_the_person_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end too: lines of the log, from another thread, come between two writes."""
+    from ster.cli import console
+
+    class Writes(io.StringIO):
+        def write(self, text: str) -> int:
+            found.append(text)
+            return len(text)
+
+    found: list[str] = []
+    monkeypatch.setattr(sys, "stderr", Writes())
+    console.note("one\ntwo")
+    assert found == ["one\ntwo\n"]
 
 
 def test_json_names_files_that_are_not_utf_8(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

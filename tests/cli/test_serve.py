@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from serving import spawned, until
 
 from ster.cli import main
 from ster.cli.serve import _keys, _name_and_folder
+from ster.server.settings import Settings
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -52,13 +54,14 @@ def test_a_model_that_loads_on_use_and_goes(toy_dir: Path) -> None:
         assert server.lines[:2] == [f"Listening on {server.url}.", f"Serving toy-llama at {server.url}/v1, loaded on first use. Try:"]
         status = lambda: httpx.get(f"{server.url}/v1/models/toy-llama/status").json()  # noqa: E731
         assert status()["state"] == "idle"
-        for _ in range(2):
+        said = lambda: [line for line in server.lines[4:] if not line.startswith("{")]  # noqa: E731
+        for uses in (1, 2):
             curl = subprocess.run(["bash", "-c", server.lines[2]], capture_output=True, text=True, timeout=30)
             assert json.loads(curl.stdout)["model"] == "toy-llama"
-            until(lambda: status()["state"] == "idle")
+            until(lambda uses=uses: len(said()) == 2 * uses, 30)  # the line comes after the state
+            assert status()["state"] == "idle"
         assert server.end(signal.SIGTERM) == 0
-        said = [line for line in server.lines[4:] if not line.startswith("{")]
-        assert said == ["loading toy-llama", "toy-llama is unloaded: nobody used it for 0.6 s"] * 2
+        assert said()[:4] == ["loading toy-llama", "toy-llama is unloaded: nobody used it for 0.6 s"] * 2
 
 
 def test_a_model_that_does_not_load_on_use_is_not_the_end(toy_copy: Path) -> None:
@@ -80,6 +83,59 @@ def test_a_key_from_the_environment(toy_dir: Path) -> None:
         )
         assert json.loads(curl.stdout)["object"] == "text_completion"
         assert not any("secret" in line for line in server.lines)
+
+
+class Told(Exception):  # noqa: N818
+    """What a server would have been told."""
+
+
+def told(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: object) -> Settings:
+    """The settings that a command makes."""
+
+    def serve(specs: object, settings: Settings, *args: object, **rest: object) -> None:
+        raise Told(settings)
+
+    monkeypatch.setattr("ster.server.run.serve", serve)
+    with pytest.raises(Told) as caught:
+        main(["serve", "--model", str(folder), "--state", "none", *map(str, options)])
+    settings: Settings = caught.value.args[0]
+    return settings
+
+
+def test_what_no_option_says_is_as_the_settings_have_it(toy_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STER_API_KEY", raising=False)
+    assert told(monkeypatch, toy_dir) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "name", "found"),
+    [
+        ("--jobs-running", 2, "jobs_running", 2),
+        ("--max-jobs", 5, "max_jobs", 5),
+        ("--max-job-gb", 0.5, "max_job_bytes", 1 << 29),
+        ("--job-days", 1.5, "job_days", 1.5),
+        ("--max-harvests", 9, "max_live_harvests", 9),
+        ("--max-harvest-prompts", 10, "max_harvest_prompts", 10),
+        ("--max-harvest-tokens", 77, "max_harvest_tokens", 77),
+        ("--harvest-days", 0.5, "harvest_seconds", 43200.0),
+    ],
+)
+def test_an_option_is_its_setting(
+    toy_dir: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: float, name: str, found: float
+) -> None:
+    assert told(monkeypatch, toy_dir, option, value) == replace(told(monkeypatch, toy_dir), **{name: found})
+    assert main(["serve", "--model", str(toy_dir), option, "0"]) == 2
+
+
+def test_limits_hold_for_requests(toy_dir: Path, tmp_path: Path) -> None:
+    with spawned("--model", f"toy={toy_dir}", "--state", tmp_path, "--max-harvest-prompts", 2, "--job-days", 2) as server:
+        harvest = {"model": "toy", "prompts": ["sea"] * 3}
+        assert "at most 2 items" in httpx.post(f"{server.url}/v1/harvest", json=harvest).text
+        job = httpx.post(f"{server.url}/v1/jobs", json={"model": "toy", "prompt": "the sea", "max_tokens": 1}, timeout=30).json()
+        done = httpx.get(f"{server.url}/v1/jobs/{job['id']}?wait=60", timeout=90).json()
+        assert done["expires_at"] - done["ended_at"] in (2 * 86400, 2 * 86400 + 1)
+        prompts = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]["HarvestRequest"]["properties"]["prompts"]
+        assert prompts["maxItems"] == 2
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *args: object) -> str:
@@ -128,10 +184,17 @@ def test_the_environment_has_one_key(capsys: pytest.CaptureFixture[str], toy_dir
 
 
 @pytest.mark.parametrize("value", ["inf", "1e300"])
-@pytest.mark.parametrize("option", ["--kv-cache-gb", "--shutdown-seconds", "--request-seconds", "--load-seconds", "--idle-minutes"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--kv-cache-gb", "--shutdown-seconds", "--request-seconds", "--load-seconds", "--idle-minutes"),
+        *("--max-job-gb", "--job-days", "--harvest-days"),
+    ],
+)
 def test_no_number_is_endless(capsys: pytest.CaptureFixture[str], toy_dir: Path, option: str, value: str) -> None:
     said = refusal(capsys, "--model", toy_dir, option, value)
-    assert said == f"Error: {option} must be at most 1,000,000, found {float(value):g}\n"
+    most = "100,000" if option.endswith("-days") else "1,000,000"
+    assert said == f"Error: {option} must be at most {most}, found {float(value):g}\n"
     assert main(["serve", "--model", str(toy_dir), option, "nan"]) in (1, 2) and option in capsys.readouterr().err
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harvesting import PROMPTS, contents
+from harvesting import PROMPTS, contents, slow_command
 
 import ster
 from ster.errors import InputError, SterError, WorkerError
-from ster.harvest import on_ray
+from ster.harvest import on_ray, ray_connection
 from ster.harvest.directions import load_directions
 from ster.harvest.ray_worker import Worker, open_model
 from ster.harvest.shards import Form
@@ -93,8 +93,8 @@ def test_a_command_that_was_ended_is_gone_on_with(
     prompts, folder = tmp_path / "p.json", tmp_path / "ray"
     prompts.write_text(json.dumps([words(60, seed) for seed in range(300)]))
     options = ["--shard-size", "2", "--threads", "1", "--ray", cluster]
-    line = [sys.executable, "-m", "ster", "harvest", "-m", str(model.path), "-p", str(prompts), "-o", str(folder), *options]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    asked = ["harvest", "-m", str(model.path), "-p", str(prompts), "-o", str(folder), *options]
+    with subprocess.Popen(slow_command(*asked), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and len(list(folder.glob("shard_*.safetensors"))) < 3:
             time.sleep(0.01)
         process.send_signal(ending)
@@ -104,7 +104,7 @@ def test_a_command_that_was_ended_is_gone_on_with(
         assert "of 150 shards are on disk; the same command goes on from there\n" in said and "Traceback" not in said
     on_disk = (folder / "progress.jsonl").read_bytes().count(b"\n") - 1
     if ending == signal.SIGKILL:
-        result = subprocess.run(line, capture_output=True, text=True, timeout=120)
+        result = subprocess.run([sys.executable, "-m", "ster", *asked], capture_output=True, text=True, timeout=120)
         assert result.returncode == 0 and result.stdout == f"{folder}\n", result.stderr
         assert f"150 shards of f32, {on_disk} of them on disk\n" in result.stderr
     else:
@@ -201,8 +201,8 @@ def test_what_the_cluster_has_no_room_for_is_refused(model: ster.Model, toy_dir:
 def test_where_no_cluster_is_that_is_said_at_once(tmp_path: Path) -> None:
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"):
         with pytest.raises(WorkerError, match=f"^failed to connect to Ray at {address}: \\w"):
-            on_ray._knock(address)
-    on_ray._knock("auto")
+            ray_connection._knock(address)
+    ray_connection._knock("auto")
 
 
 def test_auto_without_a_cluster_is_told_in_words_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +210,40 @@ def test_auto_without_a_cluster_is_told_in_words_of_its_own(monkeypatch: pytest.
         raise ConnectionError("Could not find any running Ray instance. Please specify the one to connect to by setting `--address` flag"
                               " or `RAY_ADDRESS` environment variable.")  # fmt: skip
 
-    monkeypatch.setattr(on_ray, "need_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
-    with pytest.raises(WorkerError, match="^no Ray cluster runs on this machine, and RAY_ADDRESS names none$"), on_ray.connected("auto"):
+    monkeypatch.setattr(ray_connection, "need_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    with (
+        pytest.raises(WorkerError, match="^no Ray cluster runs on this machine, and RAY_ADDRESS names none$"),
+        ray_connection.connected("auto"),
+    ):
         pass
+
+
+def test_a_connection_that_is_there_is_used_by_its_own_address_alone(model: ster.Model, tmp_path: Path, cluster: str) -> None:
+    ray = ray_connection.need_ray()
+    _, _, port = cluster.rpartition(":")
+    ster.harvest(model, PROMPTS, tmp_path / "alone", shard_size=5)
+    with ray_connection.connected(cluster):
+        ster.harvest(model, PROMPTS, tmp_path / "ray", shard_size=5, ray=f"localhost:{port}", ray_workers=1)
+        assert contents(tmp_path / "ray") == contents(tmp_path / "alone")
+        for same in ("auto", "local", cluster, f"localhost:{port}", f"127.0.0.1:{port}"):
+            with ray_connection.connected(same) as found:
+                assert found is ray
+            assert ray.is_initialized()
+        others = ("nonsense", "", f":{port}", "localhost:1", f"192.0.2.77:{port}", f"no-such-host.invalid:{port}", f"ray://{cluster}")
+        for other in others:
+            with pytest.raises(WorkerError) as caught:
+                ster.harvest(model, PROMPTS, tmp_path / "out", ray=other)
+            assert str(caught.value) == f"this process is connected to the Ray cluster at {cluster}, which is not known as {other}"
+            assert caught.value.hint == "`auto` goes on with the connection that is there, and `ray.shutdown()` ends it"
+            assert ray.is_initialized() and not (tmp_path / "out").exists()
+    assert not ray.is_initialized()
+
+
+def test_an_address_of_no_form_is_refused_where_nothing_is_connected(model: ster.Model, tmp_path: Path, cluster: str) -> None:
+    for address in ("nonsense", "nowhere://x"):
+        with pytest.raises(WorkerError, match=f"^failed to connect to Ray at {address}: \\w"):
+            ster.harvest(model, PROMPTS, tmp_path / "out", ray=address)
+    assert not (tmp_path / "out").exists()
 
 
 def test_options_are_refused_before_the_model_runs(

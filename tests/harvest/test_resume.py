@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harvesting import PROMPTS, contents, die
+from harvesting import PROMPTS, contents, die, slow_command
 
 import ster
 from ster.errors import FileError, InputError
@@ -356,18 +356,18 @@ def test_a_disk_that_is_really_full(toy_model: ster.Model, tmp_path: Path, monke
 
 def killed_at_random(model: Path, prompts: Path, output: Path, options: list[str], kills: int, rng: random.Random) -> int:
     """Run the command until it ends by itself, killing it up to so many times before: some moment after some shard has come; how often."""
-    line = [sys.executable, "-m", "ster", "harvest", "-m", str(model), "-p", str(prompts), "-o", str(output), *options]
+    asked = ["harvest", "-m", str(model), "-p", str(prompts), "-o", str(output), *options]
     done = 0
     for _ in range(kills):
         there = len(list(output.glob("shard_*")))
-        with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(slow_command(*asked), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             more = rng.randint(0, 6)
             while process.poll() is None and len(list(output.glob("shard_*"))) < there + more:
                 time.sleep(0.002)
             time.sleep(rng.uniform(0.0, 0.1 if more else 1.0))
             done += process.poll() is None
             process.kill()
-    subprocess.run(line, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "ster", *asked], check=True, capture_output=True)
     return done
 
 

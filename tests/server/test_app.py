@@ -80,7 +80,7 @@ def test_a_model_that_loads_and_one_that_fails(toy_model: ster.Model) -> None:
     gate = threading.Event()
 
     def slow() -> ster.Model:
-        gate.wait(10)
+        assert gate.wait(60)
         return toy_model
 
     def broken() -> ster.Model:

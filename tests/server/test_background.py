@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from server.scheduling import Answer, Play, blocks, playing, same
 from server.test_scheduler import LONG, ONE, TEXTS, check_ledger, expected, wait_idle
+from serving import until
 
 import ster
 from ster.server import background as background_module
@@ -243,10 +246,15 @@ def test_a_work_in_the_background_is_cancelled(toy_model: ster.Model, places: in
 
 def test_drain_ends_the_background_at_once_and_nothing_else(toy_model: ster.Model) -> None:
     with playing(toy_model, Settings(max_running=4)) as play:
-        _, behind = play.submit([LONG] * 6, background=True)
-        play.wait_until(lambda: bool(behind[0].events))
+        begun, closed = threading.Event(), threading.Event()
+        _, behind = play.submit([LONG] * 6, lambda *_: (begun.set(), closed.wait(30)), background=True)  # which holds the engine
+        assert begun.wait(30)
         _, found = play.submit([LONG])
-        play.scheduler.drain(30)
+        with ThreadPoolExecutor(1) as pool:
+            drained = pool.submit(play.scheduler.drain, 30)
+            until(lambda: play.scheduler._closed)
+            closed.set()
+            drained.result(60)
         assert same(found[0], expected(toy_model, LONG))
         assert all(type(answer.error) is ShuttingDown for answer in behind if not isinstance(answer.events[-1], Finished))
         assert not all(isinstance(answer.events[-1], Finished) for answer in behind)

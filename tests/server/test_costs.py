@@ -24,9 +24,12 @@ from sqlalchemy.exc import OperationalError
 import ster
 from ster.server import accounts, answers
 from ster.server.errors import misfit, over_budget
+from ster.server.feed import Feed
 from ster.server.ongoing import Ongoing
+from ster.server.requests import ClientGoneError
 from ster.server.settings import Settings
-from ster.state.budget import OverBudget, usage
+from ster.state.amounts import OverBudget
+from ster.state.budget import usage
 from ster.state.database import Database
 from ster.state.keys import KeyState, create_key, set_state
 from ster.state.place import find_place
@@ -325,8 +328,29 @@ def test_a_stream_that_an_error_breaks_pays_what_was_sent(shop: Shop) -> None:
     assert len(events) > 1 and customer.spent == (P, len(events) - 1, 0)
 
 
-def test_a_stream_whose_reader_leaves_pays_what_was_sent(shop: Shop) -> None:
-    customer = shop()
+def test_a_stream_whose_reader_leaves_pays_what_was_sent(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    customer, left = shop(), threading.Event()
+    next_events = Feed.next
+
+    async def watched(feed: Feed, *args: Any) -> Any:
+        try:
+            return await next_events(feed, *args)
+        except ClientGoneError:
+            left.set()
+            raise
+
+    scheduler = customer.client.models[0].loaded.scheduler
+    step, passes = scheduler._batch.step, 0
+
+    def slow() -> Any:
+        nonlocal passes
+        passes += 1
+        if passes == 50:
+            assert left.wait(30)  # it was not read to its end
+        return step()
+
+    monkeypatch.setattr(Feed, "next", watched)
+    monkeypatch.setattr(scheduler._batch, "step", slow)
     body = {"model": "toy", "prompt": PROMPT, "max_tokens": 240, "n": 8, "stream": True, "seed": 1}
     with customer.client.stream("POST", "/v1/completions", json=body, headers=customer.headers) as response:
         lines = response.iter_lines()

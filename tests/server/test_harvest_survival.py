@@ -93,7 +93,8 @@ from ster.server.harvests.plan import make_plan
 from ster.server.harvests.reading import ServedReadable
 from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.routes import Harvests
-from ster.server.served import Models, ServedSpec
+from ster.server.models import Models
+from ster.server.served import ServedSpec
 from ster.server.settings import Settings
 from ster.state.database import Database
 from ster.state.state import open_state

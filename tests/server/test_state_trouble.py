@@ -102,13 +102,14 @@ def test_whoever_waits_for_the_database_keeps_no_completion_waiting(client: Clie
 
 
 def test_what_is_not_begun_in_time_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_threads, "BEGIN_SECONDS", 0.05)
     hanging = threading.Event()
     threads = client.app.state.state_threads
     for _ in range(state_threads.THREADS):
         threads._executor.submit(hanging.wait)
     try:
-        assert error_of(client.post("/v1/jobs", json=BODY)) == UNAVAILABLE
+        with monkeypatch.context() as patch:
+            patch.setattr(state_threads, "BEGIN_SECONDS", 0.05)
+            assert error_of(client.post("/v1/jobs", json=BODY)) == UNAVAILABLE
     finally:
         hanging.set()
     assert client.get("/v1/jobs").json()["data"] == []

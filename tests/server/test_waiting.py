@@ -53,7 +53,7 @@ class Loader:
 
     def __call__(self) -> ster.Model:
         self.calls += 1
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         if self.error is not None:
             raise self.error
         return self._open()

@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import delete, insert, select, update
 
-from ster.state.budget import Amount, take_hold, usage
+from ster.state.amounts import Amount
+from ster.state.budget import take_hold, usage
 from ster.state.database import Database
 from ster.state.keys import create_key, set_state
 from ster.state.place import find_place

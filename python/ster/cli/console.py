@@ -75,7 +75,8 @@ def note(text: str) -> None:
         if sys.stderr.isatty():
             width = _width()
             text = "\n".join(wrapped for line in text.split("\n") for wrapped in _wrapped(line, width))
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(text + "\n")  # at once: `print` writes the end of the line by itself, and another thread's line comes in between
+        sys.stderr.flush()
 
 
 def _width() -> int:

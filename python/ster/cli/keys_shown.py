@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ster.cli.tables import table
 
 if TYPE_CHECKING:
-    from ster.state.budget import Usage
+    from ster.state.amounts import Usage
     from ster.state.keys import Key
 
 
@@ -32,7 +32,7 @@ def listed(found: list[tuple[Key, Usage]]) -> str:
 
 
 def shown(key: Key, found: Usage) -> str:
-    from ster.state.budget import BUDGETS
+    from ster.state.amounts import BUDGETS
 
     rows = []
     for limit in BUDGETS:

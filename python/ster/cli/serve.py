@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ster.cli import console
+from ster.cli import serve_limits as limits
 from ster.cli.options import (
     ChatChoice,
     DatabaseOption,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 MOST_GB = 1_000_000
 MOST_SECONDS = 1_000_000
 MOST_MINUTES = 1_000_000
+MOST_DAYS = 100_000
 
 
 class DtypeChoice(str, Enum):
@@ -119,6 +121,14 @@ def serve(
             "--public-url", metavar="URL", help="What URLs of files begin with, behind a proxy. Default: as a request calls the server."
         ),
     ] = None,
+    jobs_running: limits.JobsRunning = 8,
+    max_jobs: limits.MaxJobs = 1000,
+    max_job_gb: limits.MaxJobGb = 4.0,
+    job_days: limits.JobDays = 7.0,
+    max_harvests: limits.MaxHarvests = 3,
+    max_harvest_prompts: limits.MaxHarvestPrompts = 4096,
+    max_harvest_tokens: limits.MaxHarvestTokens = 2_000_000,
+    harvest_days: limits.HarvestDays = 7.0,
 ) -> None:
     """Serve models over HTTP, for any OpenAI client: /v1/completions with output_residual_stream and apply_steering_vectors.
 
@@ -132,6 +142,9 @@ def serve(
     _check_most("--load-seconds", load_seconds, MOST_SECONDS)
     if idle_minutes is not None:
         _check_most("--idle-minutes", idle_minutes, MOST_MINUTES)
+    _check_most("--max-job-gb", max_job_gb, MOST_GB)
+    _check_most("--job-days", job_days, MOST_DAYS)
+    _check_most("--harvest-days", harvest_days, MOST_DAYS)
     from ster.errors import SterWarning
     from ster.server.run import Address, serve
     from ster.server.settings import Settings
@@ -150,6 +163,14 @@ def serve(
         idle_seconds=None if idle_minutes is None else 60.0 * idle_minutes,
         load_seconds=load_seconds,
         public_url=_public_url(public_url),
+        jobs_running=jobs_running,
+        max_jobs=max_jobs,
+        max_job_bytes=int(max_job_gb * 2**30),
+        job_days=job_days,
+        max_live_harvests=max_harvests,
+        max_harvest_prompts=max_harvest_prompts,
+        max_harvest_tokens=max_harvest_tokens,
+        harvest_seconds=86400.0 * harvest_days,
     )
     warnings.simplefilter("once", SterWarning)  # a template that prints the date would warn with every request
     specs = _specs(_models(model), served_name, revision, precision, chat_template, threads)

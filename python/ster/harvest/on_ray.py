@@ -8,11 +8,6 @@ written; results wait in the cluster's object store, on the node that made them,
 from __future__ import annotations
 
 import contextlib
-import importlib
-import logging
-import signal
-import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,10 +16,10 @@ from functools import partial
 from typing import Any
 
 from ster import _native
-from ster._files import reason
 from ster.errors import InputError, SterError, WorkerError
 from ster.harvest.corpus import Corpus, Shard
 from ster.harvest.directions import Directions
+from ster.harvest.ray_connection import connected, last_line, need_ray
 from ster.harvest.ray_worker import Job, Worker
 from ster.harvest.shards import Form
 from ster.harvest.stats import Rows
@@ -34,10 +29,8 @@ from ster.readable import Readable
 AT_ONCE = 2  # shards at a worker: one that it computes and one that waits, so that it never does
 AHEAD = 3  # for every worker, begun and not written: what a slow one may hold up
 RESTARTS = 3  # of a worker that died, and of the shard that it had
-CONNECT = 10.0  # seconds
 POLL = 0.5  # seconds: how soon Ctrl-C is heard
 PATIENCE = 60.0  # seconds without any worker, before that is said
-HINT = "`ray status` says whether a cluster runs; `local` starts one of this machine alone"
 
 
 def job_for(model: Readable, form: Form, directions: Directions | None) -> Job:
@@ -59,73 +52,6 @@ def job_for(model: Readable, form: Form, directions: Directions | None) -> Job:
         form=form,
         directions=directions,
     )
-
-
-def need_ray() -> Any:
-    """The module `ray`.
-
-    Raises:
-        InputError: the extra `ray` is not installed.
-    """
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise InputError("a harvest on Ray needs ray, which is not installed", "install Ster with the extra `ray`, or ray itself") from None
-
-
-@contextlib.contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """The module `ray`, connected to the cluster at `address`, as `ray.init` understands it; a connection that is there is used and left.
-
-    Raises:
-        WorkerError: no cluster there.
-    """
-    ray = need_ray()
-    if ray.is_initialized():
-        yield ray
-        return
-    _knock(address)
-    local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    with _signals_kept():
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
-        except (OSError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
-            if address == "auto" and isinstance(error, ConnectionError) and "RAY_ADDRESS" in str(error):  # it names options of Ray's own
-                raise WorkerError("no Ray cluster runs on this machine, and RAY_ADDRESS names none", HINT) from None
-            raise WorkerError(f"failed to connect to Ray at {address}: {_line(error)}", HINT) from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Where nothing listens `ray.init` tries for minutes, and says so line after line."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
-    except (OSError, OverflowError) as error:
-        why = reason(error) if isinstance(error, OSError) else "no such port"
-        raise WorkerError(f"failed to connect to Ray at {address}: {why}", HINT) from None
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """`ray.init` puts a handler of its own in place of ours, under which a signal would end us with another code."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-
-
-def _line(error: BaseException) -> str:
-    """The last line of a message: Ray puts the traceback before it."""
-    lines = str(error).strip().splitlines()
-    return lines[-1].strip().rstrip(".") if lines else type(error).__name__
 
 
 @dataclass(eq=False)
@@ -222,7 +148,7 @@ class Workers:
             hint = "the same command goes on from the shards that are on disk"
             if "No module named" in str(error):
                 hint = "install the same Ster on every node"
-            raise WorkerError(f"a Ray worker failed: {_line(error)}", hint) from None
+            raise WorkerError(f"a Ray worker failed: {last_line(error)}", hint) from None
         if isinstance(found, SterError):
             raise found
         return found

@@ -26,6 +26,7 @@ from ster.harvest.display import Display, display
 from ster.harvest.dtypes import BYTES, choose_dtype
 from ster.harvest.manifest import add_prompts, make_plan, manifest_chunks, read_manifest, records_of, refuse_changes, stats_tensors
 from ster.harvest.positions import Positions, parse_positions
+from ster.harvest.ray_connection import need_ray
 from ster.harvest.reading import Harvest, open_harvest
 from ster.harvest.shards import SUFFIX, Form
 from ster.harvest.sources import need_pyarrow, open_source
@@ -152,7 +153,7 @@ def check_options(format: str, shard_size: int | None, ray: str | None = None, r
     if shard_size is not None and (isinstance(shard_size, bool) or not isinstance(shard_size, int) or not 1 <= shard_size <= MOST_PROMPTS):
         raise InputError(f"shard size must be between 1 and {MOST_PROMPTS} prompts, found {shard_size!r}")
     if ray is not None:
-        on_ray.need_ray()
+        need_ray()
     if ray_workers is not None:
         if ray is None:
             raise InputError("a number of Ray workers was given, and no Ray", "say which cluster, as in `local`")

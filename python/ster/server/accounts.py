@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 from ster.server.errors import invalid_api_key, key_paused, over_budget, state_unavailable
 from ster.server.known_keys import KnownKeys
 from ster.server.state_threads import log_trouble
-from ster.state.budget import NOTHING, Amount, Hold, KeyInactiveError, OverBudget, free_dead, new_hold_id, settle, take_hold
+from ster.state.amounts import NOTHING, Amount, Hold, KeyInactiveError, OverBudget
+from ster.state.budget import free_dead, new_hold_id, settle, take_hold
 
 if TYPE_CHECKING:
     from ster.server.callers import Caller

@@ -15,7 +15,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from ster.server.accounts import Accounts
 from ster.server.body import Bodies
@@ -29,9 +28,11 @@ from ster.server.jobs.routes import job_list, one_job
 from ster.server.jobs.runner import Runner
 from ster.server.longpoll import LongPolls
 from ster.server.metrics import CONTENT_TYPE, Metrics
+from ster.server.models import Models
 from ster.server.openapi import openapi
+from ster.server.query import StrictRoute
 from ster.server.requests import Errors, Requests, json_response
-from ster.server.served import Models, Served, ServedSpec
+from ster.server.served import Served, ServedSpec
 from ster.server.settings import Settings
 from ster.server.state_threads import StateThreads
 from ster.server.tokens import detokenize, tokenize, tokenizer_info
@@ -93,25 +94,25 @@ async def openapi_page(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/harvest", harvest_list, methods=["GET", "POST"]),
-    Route("/v1/harvest/{id}", one_harvest, methods=["GET", "DELETE"]),
-    Route("/v1/harvest/{id}/files/{name}", harvest_file),
-    Route("/v1/jobs", job_list, methods=["GET", "POST"]),
-    Route("/v1/jobs/{id}", one_job, methods=["GET", "DELETE"]),
-    Route("/v1/models", list_models),
-    Route("/v1/models/{id:path}/status", model_status),
-    Route("/v1/models/{id:path}/weights_hash", weights_hash),
-    Route("/v1/models/{id:path}", get_model),
-    Route("/v1/usage", usage_page),
-    Route("/tokenize", tokenize, methods=["POST"]),
-    Route("/detokenize", detokenize, methods=["POST"]),
-    Route("/tokenizer_info", tokenizer_info),
-    Route("/health", health),
-    Route("/ready", ready),
-    Route("/metrics", metrics_page),
-    Route("/openapi.json", openapi_page),
+    StrictRoute("/v1/completions", completions, methods=["POST"]),
+    StrictRoute("/v1/chat/completions", chat_completions, methods=["POST"]),
+    StrictRoute("/v1/harvest", harvest_list, methods=["GET", "POST"]),
+    StrictRoute("/v1/harvest/{id}", one_harvest, methods=["GET", "DELETE"]),
+    StrictRoute("/v1/harvest/{id}/files/{name}", harvest_file),
+    StrictRoute("/v1/jobs", job_list, methods=["GET", "POST"]),
+    StrictRoute("/v1/jobs/{id}", one_job, methods=["GET", "DELETE"]),
+    StrictRoute("/v1/models", list_models),
+    StrictRoute("/v1/models/{id:path}/status", model_status),
+    StrictRoute("/v1/models/{id:path}/weights_hash", weights_hash),
+    StrictRoute("/v1/models/{id:path}", get_model),
+    StrictRoute("/v1/usage", usage_page),
+    StrictRoute("/tokenize", tokenize, methods=["POST"]),
+    StrictRoute("/detokenize", detokenize, methods=["POST"]),
+    StrictRoute("/tokenizer_info", tokenizer_info),
+    StrictRoute("/health", health),
+    StrictRoute("/ready", ready),
+    StrictRoute("/metrics", metrics_page),
+    StrictRoute("/openapi.json", openapi_page),
 ]
 
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ster.state.budget import OverBudget
+    from ster.state.amounts import OverBudget
 
 NONE: Mapping[str, str] = MappingProxyType({})
 SHOWN_NAME = 200  # characters of a name that there is not

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from ster.server.errors import ApiError
 from ster.server.form import Json
 from ster.server.loaded import Loaded
+from ster.server.models import Models
 from ster.server.respond import reply_about
-from ster.server.served import Models
 
 _one_at_a_time = threading.Lock()  # whoever asks meanwhile waits for the same hash
 

@@ -13,7 +13,7 @@ from ster.server.form import Json
 from ster.server.plan import Plan, sentence
 from ster.server.requests import ClientGoneError, Record
 from ster.server.work import QueueFull, ShuttingDown
-from ster.state.budget import Amount
+from ster.state.amounts import Amount
 
 if TYPE_CHECKING:
     from starlette.types import Receive

@@ -48,7 +48,7 @@ REQUESTS: tuple[type[BaseModel], ...] = (
 )
 
 EVERYWHERE = {
-    400: "The request cannot be carried out; `param` names the field.",
+    400: "The request cannot be carried out; `param` names the field, or the query parameter: those that are not listed are refused.",
     401: "No API key, or a wrong one.",
     403: "The API key is paused, or the Host header names another machine.",
     405: "The path takes other methods, see the header Allow.",
@@ -103,6 +103,16 @@ def openapi(settings: Settings, models: Sequence[str] = (), *, keyed: bool = Fal
     models: the ids that `model` may have; none: any text. keyed: there are keys beside those of the settings.
     """
     return _document(settings, tuple(models), keyed or bool(settings.api_keys))
+
+
+def query_parameters() -> dict[tuple[str, str], frozenset[str]]:
+    """By path and method, `("/v1/jobs", "GET")`: the names of those that it takes."""
+    return {
+        (path, method.upper()): frozenset(each["name"] for each in operation.get("parameters", ()) if each["in"] == "query")
+        for path, item in _paths(()).items()
+        for method, operation in item.items()
+        if method != "parameters"
+    }
 
 
 @lru_cache(maxsize=8)

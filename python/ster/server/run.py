@@ -23,7 +23,8 @@ from ster.errors import InputError, SterError
 from ster.server.app import create_app
 from ster.server.connection import Connection
 from ster.server.malloc import keep_large_blocks_apart
-from ster.server.served import Models, ServedSpec
+from ster.server.models import Models
+from ster.server.served import ServedSpec
 from ster.server.settings import Settings
 from ster.server.texts import PARALLELISM
 

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from ster.server.errors import queue_full
 from ster.server.lease import Lease
+from ster.server.models import Models
 from ster.server.requests import ClientGoneError, Record, late, record_of
-from ster.server.served import Models
 from ster.server.settings import Settings
 from ster.server.stream import KEEPALIVE, STREAM_HEADERS, EventStream, event
 

@@ -6,7 +6,8 @@ import time
 
 from sqlalchemy import Connection, select, update
 
-from ster.state.budget import NOTHING, settle
+from ster.state.amounts import NOTHING
+from ster.state.budget import settle
 from ster.state.tables import harvests, jobs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ster.state.budget import BUDGETS, Balance, Usage
+from ster.state.amounts import BUDGETS, Balance, Usage
 
 
 def described(found: Usage) -> dict[str, Any]:

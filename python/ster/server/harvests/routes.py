@@ -22,9 +22,9 @@ from ster.server.harvests.runner import Runner
 from ster.server.harvests.store import Store
 from ster.server.lease import Lease
 from ster.server.longpoll import poll
+from ster.server.models import Models
 from ster.server.requests import json_response
 from ster.server.schema import parse_body
-from ster.server.served import Models
 from ster.server.settings import Settings
 from ster.server.state_threads import in_state
 from ster.server.waiting import claim, held, model_of

@@ -23,8 +23,9 @@ from ster.server.harvests.reading import ServedReadable
 from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.store import Store
 from ster.server.loaded import Loaded
+from ster.server.models import Models
 from ster.server.plan import sentence
-from ster.server.served import Models, Served
+from ster.server.served import Served
 from ster.server.state_threads import log_trouble
 from ster.server.work import ShuttingDown
 

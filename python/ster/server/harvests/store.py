@@ -31,7 +31,8 @@ from ster.server.harvests.plan import HarvestPlan
 from ster.server.harvests.request import HarvestRequest
 from ster.server.harvests.signing import Signer, load_secret
 from ster.server.settings import Settings
-from ster.state.budget import NOTHING, Amount, KeyInactiveError, OverBudget, settle, take_hold
+from ster.state.amounts import NOTHING, Amount, KeyInactiveError, OverBudget
+from ster.state.budget import settle, take_hold
 from ster.state.database import pieces
 from ster.state.queue import Found, Queue
 from ster.state.state import State

@@ -13,7 +13,7 @@ from ster.server.form import Head
 from ster.server.plan import Plan, sentence
 from ster.server.respond import whole
 from ster.server.work import ShuttingDown
-from ster.state.budget import Amount
+from ster.state.amounts import Amount
 
 if TYPE_CHECKING:
     from ster.server.running import Ticket

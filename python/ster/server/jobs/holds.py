@@ -7,7 +7,8 @@ from sqlalchemy import Connection
 from ster.server.callers import Caller
 from ster.server.errors import invalid_api_key, key_paused, over_budget
 from ster.server.plan import Plan
-from ster.state.budget import NOTHING, Amount, KeyInactiveError, OverBudget, settle, take_hold
+from ster.state.amounts import NOTHING, Amount, KeyInactiveError, OverBudget
+from ster.state.budget import settle, take_hold
 
 
 def take(connection: Connection, caller: Caller, plan: Plan) -> str | None:

@@ -18,13 +18,14 @@ from ster.server.jobs.holds import pay
 from ster.server.jobs.results import Results
 from ster.server.lease import Lease, LeaseClosedError
 from ster.server.loaded import Loaded
+from ster.server.models import Models
 from ster.server.plan import Plan
 from ster.server.requests import release
 from ster.server.schema import JobRequest, parse_body
-from ster.server.served import Models, Served
+from ster.server.served import Served
 from ster.server.settings import Settings
 from ster.server.state_threads import log_trouble
-from ster.state.budget import Amount
+from ster.state.amounts import Amount
 from ster.state.database import pieces
 from ster.state.queue import Found, Queue
 from ster.state.state import State
