@@ -42,6 +42,11 @@ fn length() -> impl Strategy<Value = usize> {
     prop_oneof![3 => select(&LENGTHS[..]), 1 => 1..130usize]
 }
 
+/// A few, and as many as sixteens are made of.
+fn row_count() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => 1..10usize, 1 => 10..100usize, 1 => Just(64), 1 => 124..129usize]
+}
+
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
@@ -139,7 +144,7 @@ fn size() -> impl Strategy<Value = Size> {
 
 prop_compose! {
     fn product()(
-        shape in (1..10usize, length(), length()), dtype in dtype(), sizes in (size(), size()), bias: bool, then in then(), seed: u64,
+        shape in (row_count(), length(), length()), dtype in dtype(), sizes in (size(), size()), bias: bool, then in then(), seed: u64,
     ) -> Product {
         Product::random(shape, dtype, sizes, bias, then, seed)
     }
@@ -186,7 +191,7 @@ proptest! {
 fn linear_at_every_awkward_shape() {
     for (n, &k) in LENGTHS.iter().enumerate() {
         for (m, &columns) in LENGTHS.iter().enumerate() {
-            for rows in 1..10 {
+            for rows in (1..10).chain([16, 17, 64, 77, 126]) {
                 let dtype = [Dtype::F32, Dtype::F16, Dtype::BF16][(n + m + rows) % 3];
                 let sizes = (SIZES[(n + rows) % 5], SIZES[(m + rows) % 5]);
                 let product =
@@ -216,16 +221,56 @@ fn linear_of_more_rows_than_fit_the_cache_is_that_of_each_row() {
     }
 }
 
+/// `k` in one span and in several, of which the last is shorter; columns in whole groups, whole sixteens, whole tiles and one by one.
+#[test]
+fn linear_of_sixteens_of_rows_is_that_of_each_row() {
+    for (n, k) in [1023, 1024, 1025, 1536, 2501].into_iter().enumerate() {
+        for (m, (rows, columns)) in [(64, 48), (80, 55), (126, 97), (143, 115), (144, 7)].into_iter().enumerate() {
+            let dtype = [Dtype::F32, Dtype::F16, Dtype::BF16][(n + m) % 3];
+            let then = [Then::Store, Then::Add][(n + m) % 2];
+            let product = Product::random((rows, k, columns), dtype, (Size::Usual, Size::Usual), m % 2 == 0, then, (10 * n + m) as u64);
+            let singles: Vec<_> = (0..rows).map(|row| row..row + 1).collect();
+            for isa in Isa::available() {
+                let cut = product.run_cut(isa, &singles, &[0..3, 3..columns]);
+                assert_eq!(bits(&product.run(isa)), bits(&cut), "{} {product:?}", isa.name());
+            }
+        }
+    }
+}
+
 #[test]
 #[allow(clippy::single_range_in_vec_init)] // one panel is meant
 fn linear_writes_its_panel_and_nothing_else() {
-    let product = Product::random((5, 17, 40), Dtype::F16, (Size::Usual, Size::Usual), false, Then::Store, 3);
-    for isa in Isa::available() {
-        let out = product.run_cut(isa, &[1..4], &[3..37]);
-        for (at, (found, start)) in out.iter().zip(&product.start).enumerate() {
-            let (row, column) = (at / 40, at % 40);
-            let inside = (1..4).contains(&row) && (3..37).contains(&column);
-            assert!(inside || found.to_bits() == start.to_bits(), "{} wrote row {row} column {column}", isa.name());
+    for (rows, columns) in [(1..4, 3..37), (2..66, 5..103)] {
+        let (height, width) = (rows.end + 1, columns.end + 3);
+        let product = Product::random((height, 17, width), Dtype::F16, (Size::Usual, Size::Usual), false, Then::Store, 3);
+        for isa in Isa::available() {
+            let out = product.run_cut(isa, &[rows.clone()], &[columns.clone()]);
+            for (at, (found, start)) in out.iter().zip(&product.start).enumerate() {
+                let (row, column) = (at / width, at % width);
+                let inside = rows.contains(&row) && columns.contains(&column);
+                assert!(inside || found.to_bits() == start.to_bits(), "{} wrote row {row} column {column}", isa.name());
+            }
+        }
+    }
+}
+
+/// Rows share registers, and one must not spoil the others.
+#[test]
+fn linear_keeps_nan_in_its_row() {
+    for rows in [64, 127] {
+        let mut product = Product::random((rows, 70, 13), Dtype::BF16, (Size::Usual, Size::Usual), true, Then::Store, 11);
+        let sound = product.run(Isa::PORTABLE);
+        product.x[5 * 70 + 69] = f32::NAN;
+        product.x[15 * 70] = f32::INFINITY;
+        for isa in Isa::available() {
+            for (row, (found, sound)) in product.run(isa).chunks(13).zip(sound.chunks(13)).enumerate() {
+                if [5, 15].contains(&row) {
+                    assert!(found.iter().all(|value| !value.is_finite()));
+                } else {
+                    assert_eq!(bits(found), bits(sound), "{} row {row}", isa.name());
+                }
+            }
         }
     }
 }
@@ -238,9 +283,12 @@ fn linear_lets_nan_and_infinity_through() {
                 let mut w = vec![1.0; 65];
                 w[at] = spoiled;
                 let bytes = stored(&w, dtype);
-                let mut out = [0.0f32; 2];
-                linear(isa, &[1.0; 130], Weights::new(&bytes, dtype, 1, 65), None, Panel::whole(&mut out, 2, 1), Then::Store);
-                assert!(out.iter().all(|v| v.is_nan() == spoiled.is_nan() && !v.is_finite()), "{out:?}");
+                for rows in [2, 64] {
+                    let mut out = vec![0.0f32; rows];
+                    let w = Weights::new(&bytes, dtype, 1, 65);
+                    linear(isa, &vec![1.0; rows * 65], w, None, Panel::whole(&mut out, rows, 1), Then::Store);
+                    assert!(out.iter().all(|v| v.is_nan() == spoiled.is_nan() && !v.is_finite()), "{out:?}");
+                }
             }
         }
     }

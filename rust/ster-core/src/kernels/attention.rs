@@ -86,9 +86,9 @@ fn generic<V: Lanes>(q: &[f32], rows: Rows, head: Head<'_>, score: Score, scores
         let w = Weights::of_f32(&head.keys(block)[..keys * width], keys, width);
         let panel = Panel::strided(&mut scores[start..], count, longest, keys);
         match V::TILE {
-            (4, _) => blocks::<V, F32, 4, 4>(q, w, None, panel, Then::Store, 0),
-            (3, 4) => blocks::<V, F32, 3, 4>(q, w, None, panel, Then::Store, 0),
-            _ => blocks::<V, F32, 2, 2>(q, w, None, panel, Then::Store, 0),
+            (4, _) => blocks::<V, F32, 4, 4>(q, w, None, panel, Then::Store),
+            (3, 4) => blocks::<V, F32, 3, 4>(q, w, None, panel, Then::Store),
+            _ => blocks::<V, F32, 2, 2>(q, w, None, panel, Then::Store),
         }
     }
     out.fill(0.0);

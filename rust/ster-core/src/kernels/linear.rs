@@ -21,7 +21,7 @@ use crate::tensor::{Dtype, Panel, Weights};
 
 /// Rows of `x` that one thread should take at once, at most: as many as the cache holds a span of; the weights pass once for all of them.
 pub fn rows_at_once(isa: Isa, k: usize) -> usize {
-    let bytes = if sixteens(isa, LANES) > 0 { TURNED_BYTES } else { X_BLOCK_BYTES };
+    let bytes = if sixteens(isa, 16 * LANES) > 0 { TURNED_BYTES } else { X_BLOCK_BYTES };
     (bytes / (4 * k.clamp(1, SPAN))).max(LANES)
 }
 
@@ -67,7 +67,7 @@ pub fn linear(isa: Isa, x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Pa
 }
 
 per_isa! {
-    /// [`linear`] of an `x` of which the first [`sixteens`] have been [turned](turn) already.
+    /// [`linear`] of an `x` that has been [turned](turn) already, in as many [`sixteens`] as it is.
     ///
     /// # Panics
     /// As [`linear`]; if it is another number of sixteens.
@@ -93,25 +93,22 @@ fn by_dtype<V: Lanes>(x: &[f32], turned: &[f32], w: Weights<'_>, bias: Option<&[
 
 #[inline(always)]
 fn by_rows<V: Lanes, S: Stored>(x: &[f32], turned: &[f32], w: Weights<'_>, bias: Option<&[f32]>, mut out: Panel<'_>, then: Then) {
-    let mut first = 0;
     if V::TURNS && !turned.is_empty() {
-        first = out.rows.min(turned.len() / turned_size(w.cols) * LANES);
-        by_lanes::<V, S>(turned, w, bias, &mut out, then, first);
-    }
-    if first < out.rows {
-        by_tile::<V, S>(x, w, bias, out, then, first);
+        by_lanes::<V, S>(turned, w, bias, &mut out, then);
+    } else {
+        by_tile::<V, S>(x, w, bias, out, then);
     }
 }
 
-/// The rows from `first` on. The tile as a constant: one arm is left once `V` is known.
+/// The tile as a constant: one arm is left once `V` is known.
 #[inline(always)]
-fn by_tile<V: Lanes, S: Stored>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then, first: usize) {
+fn by_tile<V: Lanes, S: Stored>(x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then) {
     match V::TILE {
-        (4, 6) => blocks::<V, S, 4, 6>(x, w, bias, out, then, first),
-        (3, 4) => blocks::<V, S, 3, 4>(x, w, bias, out, then, first),
-        (3, 2) => blocks::<V, S, 3, 2>(x, w, bias, out, then, first),
-        (2, 3) => blocks::<V, S, 2, 3>(x, w, bias, out, then, first),
-        (2, 2) => blocks::<V, S, 2, 2>(x, w, bias, out, then, first),
+        (4, 6) => blocks::<V, S, 4, 6>(x, w, bias, out, then),
+        (3, 4) => blocks::<V, S, 3, 4>(x, w, bias, out, then),
+        (3, 2) => blocks::<V, S, 3, 2>(x, w, bias, out, then),
+        (2, 3) => blocks::<V, S, 2, 3>(x, w, bias, out, then),
+        (2, 2) => blocks::<V, S, 2, 2>(x, w, bias, out, then),
         _ => unreachable!("a tile without its arm"),
     }
 }
@@ -123,21 +120,20 @@ pub(super) fn blocks<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize>(
     bias: Option<&[f32]>,
     mut out: Panel<'_>,
     then: Then,
-    first: usize,
 ) {
     let rows = out.rows;
     if rows == 1 {
         one_row::<V, S>(x, w, bias, &mut out, then);
         return;
     }
-    let widens = w.dtype.block().0 > 1;
+    let widens = w.dtype.block().0 > 1 || V::WIDEN_FIRST && S::BYTES < 4 && rows >= 16;
     if widens && 4 * COLS * w.cols > WIDE_BYTES {
-        by_spans::<V, S, ROWS, COLS>(x, w, bias, &mut out, then, first);
+        by_spans::<V, S, ROWS, COLS>(x, w, bias, &mut out, then);
         return;
     }
     let mut wide = vec![0.0; if widens { COLS * w.cols + LANES } else { 0 }];
     let block = (X_BLOCK_BYTES / (4 * w.cols.max(1)) / ROWS * ROWS).max(ROWS);
-    let mut start = first;
+    let mut start = 0;
     while start < rows {
         let end = (start + block).min(rows);
         let mut column = out.columns.start;

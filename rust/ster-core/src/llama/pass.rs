@@ -405,7 +405,7 @@ impl<'a> Pass<'a> {
         self.region(cells.len(), &|grain| {
             let (rows, columns) = cells[grain].clone();
             let (x, turned) = x.part(isa, rows.clone());
-            let step = (NUMBERS / rows.len()).next_multiple_of(COLUMN_GRAIN).max(4 * COLUMN_GRAIN);
+            let step = (NUMBERS / rows.len()).next_multiple_of(4 * COLUMN_GRAIN);
             SCRATCH.with_borrow_mut(|scratch| {
                 for start in columns.clone().step_by(step) {
                     let part = start..(start + step).min(columns.end);

@@ -15,6 +15,9 @@ use super::super::simd::{LANES, Lanes};
 use super::{Ahead, Stored, Then, put, widen_row};
 use crate::tensor::{Panel, Weights};
 
+/// Rows, at least.
+const FEW: usize = 64;
+
 /// Columns of a tile.
 const COLS: usize = 6;
 
@@ -36,11 +39,12 @@ const WAITING_COLUMNS: usize = DONE;
 const ORDER: [usize; LANES] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
 const LEVELS: usize = 4;
 
-/// How many sixteens of rows are taken so. The last is not full where more than half of it is: fewer rows are left to tiles.
+/// How many sixteens `rows` rows are, where they are taken so; else none. Fewer rows do not pay for turning them, nor do lanes of which more
+/// than a thirty-second is idle: tiles are as fast then.
 pub fn sixteens(isa: Isa, rows: usize) -> usize {
     match isa.0 {
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 if rows >= LANES => (rows + LANES / 2 - 1) / LANES,
+        Kind::Avx2 if rows >= FEW && 32 * rows >= 31 * rows.next_multiple_of(LANES) => rows.div_ceil(LANES),
         _ => 0,
     }
 }
@@ -103,18 +107,10 @@ thread_local! {
     static SCRATCH: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// The first `rows` rows of `out`, whose rows of `x` are `turned`, all sixteens of them.
+/// [`linear`](super::linear) of an `x` that is all turned.
 #[inline(always)]
-pub(super) fn by_lanes<V: Lanes, S: Stored>(
-    turned: &[f32],
-    w: Weights<'_>,
-    bias: Option<&[f32]>,
-    out: &mut Panel<'_>,
-    then: Then,
-    rows: usize,
-) {
-    let k = w.cols;
-    let size = turned_size(k);
+pub(super) fn by_lanes<V: Lanes, S: Stored>(turned: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: &mut Panel<'_>, then: Then) {
+    let (rows, k, size) = (out.rows, w.cols, turned_size(w.cols));
     assert_eq!(turned.len(), rows.div_ceil(LANES) * size);
     let whole = span(k) >= k;
     let block = if whole { rows } else { rows.min(WAITING_ROWS) }.next_multiple_of(LANES);

@@ -24,7 +24,6 @@ pub(super) fn by_spans<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize
     bias: Option<&[f32]>,
     out: &mut Panel<'_>,
     then: Then,
-    first: usize,
 ) {
     let longest = SPAN_BYTES / (4 * COLS) / 256 * 256;
     let parts = (4 * out.rows * longest).div_ceil(X_BYTES).max(1);
@@ -34,7 +33,7 @@ pub(super) fn by_spans<V: Lanes, S: Stored, const ROWS: usize, const COLS: usize
     let aligned = wide.as_ptr().align_offset(4 * LANES);
     let wide = &mut wide[aligned..][..COLS * longest];
     let mut sums = vec![0.0; group * block * LANES];
-    for start in (first..out.rows).step_by(block) {
+    for start in (0..out.rows).step_by(block) {
         let rows = start..(start + block).min(out.rows);
         for first in out.columns.clone().step_by(group) {
             let columns = first..(first + group).min(out.columns.end);

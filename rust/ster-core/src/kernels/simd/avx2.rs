@@ -16,6 +16,7 @@ impl Lanes for V {
     // 12 registers of sums, 3 for rows of W, 1 for a row of x: all 16.
     const TILE: (usize, usize) = (2, 3);
     const MIX: (usize, usize) = (3, 2);
+    const WIDEN_FIRST: bool = true;
     const TURNS: bool = true;
 
     #[inline(always)]

@@ -24,6 +24,8 @@ pub(crate) trait Lanes: Copy {
     const TILE: (usize, usize);
     /// The register tile of a weighted sum: rows by groups of sixteen columns.
     const MIX: (usize, usize);
+    /// Whether half-width weights are cheaper widened once for some rows of `x` than in every tile.
+    const WIDEN_FIRST: bool = false;
     /// Whether many rows of `x` are turned, so that each has a lane: where registers are too few for a tile that needs few loads.
     const TURNS: bool = false;
 
@@ -74,10 +76,10 @@ pub(crate) trait Lanes: Copy {
     /// Sixteen rows of sixteen numbers, `stride` apart, become sixteen columns: number `i` of row `j` goes to `to + order[i] * apart + j`.
     #[inline(always)]
     unsafe fn transpose(from: *const f32, stride: usize, to: *mut f32, apart: usize, order: &[usize; LANES]) {
-        for i in 0..LANES {
+        for (i, place) in order.iter().enumerate() {
             for j in 0..LANES {
                 // SAFETY: the caller's.
-                unsafe { *to.add(order[i] * apart + j) = *from.add(j * stride + i) };
+                unsafe { *to.add(place * apart + j) = *from.add(j * stride + i) };
             }
         }
     }

@@ -24,7 +24,7 @@ impl<'a> Input<'a> {
         self.rows.len() / self.k
     }
 
-    /// Rows `rows`, which begin at a multiple of sixteen, and what is turned of them.
+    /// Rows `rows`, which begin at a multiple of sixteen, and what is turned of them: all, or nothing where they are few.
     pub fn part(&self, isa: Isa, rows: Range<usize>) -> (&'a [f32], &'a [f32]) {
         let size = turned_size(self.k);
         let turned = &self.turned[(rows.start / 16 * size).min(self.turned.len())..][..sixteens(isa, rows.len()) * size];
