@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -219,3 +220,15 @@ def test_files_go_when_their_time_is_over_and_the_row_stays_for_a_while(
         assert error_of(client.get(f"/v1/harvest/{found['job_id']}/files/manifest.json"))[:2] == (410, "harvest_files_expired")
         monkeypatch.setattr(store, "REMEMBERED_SECONDS", 0.0)
         until(lambda: client.get(f"/v1/harvest/{found['job_id']}").status_code == 404, 20)
+
+
+def test_files_that_are_gone_before_their_time_are_told_of_as_gone(toy_model: ster.Model, tmp_path: Path) -> None:
+    """As after a server that kept them for less: the one that runs now would keep them, and has none."""
+    with harvesting(toy_model, tmp_path) as client:
+        found = ended(client, submit(client))
+        assert not found["urls_expired"] and found["result"]
+        shutil.rmtree(tmp_path / "harvests" / found["job_id"])
+        late = see(client, found["job_id"])
+        assert late["status"] == "done" and late["urls_expired"] and late["result"] is None
+        assert client.get("/v1/harvest").json()["data"][0]["urls_expired"]
+        assert error_of(ask(found["result"]["manifest_url"]))[:2] == (410, "harvest_files_expired")

@@ -46,12 +46,12 @@ class HarvestSummary(Answer):
     created_at: int
     completed_at: int | None = Field(description="When it was done, failed or cancelled.")
     urls_expire_at: int | None
-    urls_expired: bool = Field(description="Its files are gone.")
+    urls_expired: bool = Field(description="Its files are gone: their time is over, or somebody removed them.")
     error: ErrorDetail | None = Field(description="Why it failed.")
 
 
 class Harvest(HarvestSummary):
-    result: HarvestResult | None = Field(description="Once it is done, and until urls_expire_at.")
+    result: HarvestResult | None = Field(description="Once it is done, and until urls_expired.")
 
 
 class HarvestList(Answer):

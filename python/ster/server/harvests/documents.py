@@ -43,7 +43,7 @@ def summary(store: Store, row: Row[Any]) -> Json:
         "created_at": int(row.created_at),
         "completed_at": None if row.ended_at is None else int(row.ended_at),
         "urls_expire_at": None if expires is None else int(expires),
-        "urls_expired": expires is not None and int(expires) <= time.time(),
+        "urls_expired": expires is not None and (int(expires) <= time.time() or not (store.folder_of(row.id) / MANIFEST).exists()),
         "error": None if row.error is None else orjson.loads(row.error),
     }
 
