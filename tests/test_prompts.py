@@ -96,6 +96,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert str(caught.value) == f"failed to read {latin}: byte 3 is not UTF-8"
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".CSV"])
+def test_files_of_columns_are_a_harvest_s(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path, f"p{suffix}", b"PAR1\xff")
+    with pytest.raises(InputError) as caught:
+        read_prompts(path)
+    assert str(caught.value) == f"prompts must be JSON, .jsonl or .txt here, found {path}"
+    assert caught.value.hint == f"`ster harvest` reads columns of {suffix.lower()} files"
+
+
 def test_keys_that_nothing_reads_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, "p.json", '{"layers": [3], "prompts": ["a"]}')
     with pytest.warns(SterWarning, match="ignored `layers`"):

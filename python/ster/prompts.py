@@ -4,6 +4,7 @@
 | --- | --- |
 | `.txt` | one a line; empty lines at the end are dropped, others are refused |
 | `.jsonl`, `.ndjson` | the `prompt` of one JSON object a line; empty lines and other keys are ignored |
+| `.csv`, `.tsv`, `.parquet` | refused: `ster harvest` reads them |
 | any other name | JSON: `{"prompts": ["...", ...]}` or `["...", ...]` |
 
 UTF-8, with or without a byte order mark. Nothing is stripped: a space is part of its prompt.
@@ -19,6 +20,8 @@ from pathlib import Path
 from ster._files import parse_json, read_text
 from ster.errors import InputError, SterWarning
 
+TABLES = (".csv", ".tsv", ".parquet")
+
 
 def read_prompts(path: str | os.PathLike[str]) -> list[str]:
     """The prompts of a file, in its order.
@@ -26,11 +29,13 @@ def read_prompts(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         FileError: `failed to read <path>`; the file is missing, or not UTF-8.
         InputError: `invalid prompt JSON in <path>`, `prompt set contains no prompts`, `prompt must not be empty`, or an entry
-            that is not a string, by its index (JSON, from 0) or its line (from 1).
+            that is not a string, by its index (JSON, from 0) or its line (from 1); a file of columns, which `ster harvest` reads.
     """
     path = Path(path)
-    text = read_text(path)
     suffix = path.suffix.lower()
+    if suffix in TABLES:
+        raise InputError(f"prompts must be JSON, .jsonl or .txt here, found {path}", f"`ster harvest` reads columns of {suffix} files")
+    text = read_text(path)
     if suffix == ".txt":
         named = _lines(text)
     elif suffix in (".jsonl", ".ndjson"):
