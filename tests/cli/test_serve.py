@@ -151,6 +151,8 @@ def test_refusals_are_one_sentence(capsys: pytest.CaptureFixture[str], toy_dir: 
         "Error: --host 0.0.0.0 lets other machines in, and there is no API key\n"
         "hint: `ster keys create NAME` makes one; or set --api-key or STER_API_KEY; --insecure lets everybody in\n"
     )
+    alone = refusal(capsys, "--model", toy_dir, "--host", "0.0.0.0", "--port", 0, "--state", "none")
+    assert alone.endswith("\nhint: set --api-key or STER_API_KEY; --insecure lets everybody in\n")
     assert refusal(capsys, "--model", "no/such/folder").startswith("Error: ")
     twice = refusal(capsys, "--model", toy_dir, "--model", toy_dir)
     assert twice == "Error: two models are called toy-llama\nhint: give each its name: --model NAME=MODEL\n"

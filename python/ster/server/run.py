@@ -73,7 +73,7 @@ def serve(
     if state is not None:
         _check_plain_keys(settings, state)
     has_keys = bool(settings.api_keys) or (state is not None and _has_keys(state))
-    check_address(address, keyed=has_keys)
+    check_address(address, keyed=has_keys, stateless=state is None)
     os.environ.setdefault(PARALLELISM, "false")  # long texts then leave the GIL, see `texts.py`
     keep_large_blocks_apart()
     listener = listen(address)
@@ -118,15 +118,17 @@ def _has_keys(state: State) -> bool:
         return any_key(connection)
 
 
-def check_address(address: Address, *, keyed: bool) -> None:
-    """
+def check_address(address: Address, *, keyed: bool, stateless: bool = False) -> None:
+    """stateless: there is no state that `ster keys` could make a key in.
+
     Raises:
         InputError: other machines could ask, and no key keeps them out.
     """
     if not (address.is_loopback or keyed or address.insecure):
+        ways = "set --api-key or STER_API_KEY; --insecure lets everybody in"
         raise InputError(
             f"--host {address.host} lets other machines in, and there is no API key",
-            "`ster keys create NAME` makes one; or set --api-key or STER_API_KEY; --insecure lets everybody in",
+            ways if stateless else f"`ster keys create NAME` makes one; or {ways}",
         )
 
 
