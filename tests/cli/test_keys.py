@@ -57,7 +57,7 @@ def test_limits_are_set_and_taken_away(keys: Keys) -> None:
     assert [line.split() for line in text if line.startswith("monthly_input")] == [["monthly_input_tokens", "-", "0", "0", "-"]]
     for wrong in ("x", "-1", "1.5", "", "²"):
         code, out, err = keys("budget", "ann", f"--daily-tokens={wrong}")
-        assert (code, out) == (1, "") and err.startswith("Error: --daily-tokens must be a number or `any`, found")
+        assert (code, out) == (1, "") and err.startswith("Error: --daily-tokens must be a whole number, 0 or more, or `any`, found")
 
 
 def test_a_key_is_paused_resumed_and_revoked(keys: Keys) -> None:

@@ -162,7 +162,7 @@ def _limits(given: dict[str, Any]) -> dict[str, int | None]:
     """Those of the options that were given; None: it is to hold no longer.
 
     Raises:
-        InputError: neither a number nor `any`.
+        InputError: neither a whole number nor `any`.
     """
     from ster.errors import InputError
     from ster.state.tables import LIMITS
@@ -173,6 +173,6 @@ def _limits(given: dict[str, Any]) -> dict[str, int | None]:
         if text is not None:
             plain = text.replace(",", "").replace("_", "")
             if text != ANY and not (plain.isascii() and plain.isdigit()):
-                raise InputError(f"--{limit.replace('_', '-')} must be a number or `any`, found {text}")
+                raise InputError(f"--{limit.replace('_', '-')} must be a whole number, 0 or more, or `any`, found {text}")
             found[limit] = None if text == ANY else int(plain)
     return found
