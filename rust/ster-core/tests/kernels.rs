@@ -239,13 +239,12 @@ fn linear_of_sixteens_of_rows_is_that_of_each_row() {
 }
 
 #[test]
-#[allow(clippy::single_range_in_vec_init)] // one panel is meant
 fn linear_writes_its_panel_and_nothing_else() {
     for (rows, columns) in [(1..4, 3..37), (2..66, 5..103)] {
         let (height, width) = (rows.end + 1, columns.end + 3);
         let product = Product::random((height, 17, width), Dtype::F16, (Size::Usual, Size::Usual), false, Then::Store, 3);
         for isa in Isa::available() {
-            let out = product.run_cut(isa, &[rows.clone()], &[columns.clone()]);
+            let out = product.run_cut(isa, std::slice::from_ref(&rows), std::slice::from_ref(&columns));
             for (at, (found, start)) in out.iter().zip(&product.start).enumerate() {
                 let (row, column) = (at / width, at % width);
                 let inside = rows.contains(&row) && columns.contains(&column);
