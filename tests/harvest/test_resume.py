@@ -19,7 +19,7 @@ from harvesting import PROMPTS, contents, die, slow_command
 
 import ster
 from ster.errors import FileError, InputError
-from ster.harvest import compute, disk, run
+from ster.harvest import compute, corpus, disk, run
 from ster.harvest.disk import JOURNAL, locked
 
 SIZE = 3  # prompts in a shard: three shards
@@ -399,3 +399,22 @@ def test_twenty_runs_of_500_prompts_killed_at_random_moments(tmp_path: Path) -> 
         kills += killed_at_random(model, prompts, tmp_path / f"out-{i}", options, rng.randint(1, 3), rng)
         assert contents(tmp_path / f"out-{i}") == whole, i
     assert kills >= 20
+
+
+def test_a_disk_that_is_full_before_the_first_token_waits_is_told(
+    toy_model: ster.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, bytes]
+) -> None:
+    """Few prompts stay in the buffer of their file until it is read."""
+
+    def full(path: Path, mode: str) -> Any:
+        path.touch()
+        return open("/dev/full", mode)
+
+    folder = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "open", full, raising=False)
+        with pytest.raises(FileError, match=r"failed to write .*/tokens\.part: no space left on device") as caught:
+            ster.harvest(toy_model, PROMPTS, folder, shard_size=SIZE)
+        assert caught.value.hint and not folder.exists()
+    ster.harvest(toy_model, PROMPTS, folder, shard_size=SIZE)
+    assert contents(folder) == expected

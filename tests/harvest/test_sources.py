@@ -116,6 +116,9 @@ def test_parquet_refusals(tmp_path: Path) -> None:
         read(parquet(tmp_path / "n.parquet", prompt=[1]))
     with pytest.raises(InputError, match=r"row 1 must be a string, found null"):
         read(parquet(tmp_path / "m.parquet", prompt=["a", None]))
+    bytes_of_text = pyarrow.array([b"a", b"\xff"]).view(pyarrow.string())  # as a writer leaves them that does not look
+    with pytest.raises(FileError, match=r"u\.parquet: row 1 is not UTF-8"):
+        read(parquet(tmp_path / "u.parquet", prompt=bytes_of_text))
     with pytest.raises(InputError, match='has no column "text"; it has prompt'):
         open_source(parquet(tmp_path / "o.parquet", prompt=["a"]), "text")
 

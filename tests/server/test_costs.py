@@ -28,6 +28,7 @@ from ster.server.feed import Feed
 from ster.server.ongoing import Ongoing
 from ster.server.requests import ClientGoneError
 from ster.server.settings import Settings
+from ster.server.stream import EventStream
 from ster.state.amounts import OverBudget
 from ster.state.budget import usage
 from ster.state.database import Database
@@ -357,6 +358,35 @@ def test_a_stream_whose_reader_leaves_pays_what_was_sent(shop: Shop, monkeypatch
         read = sum(next(lines).startswith("data: {") for _ in range(20))
     until(lambda: not customer.usage()["running"], 30)
     assert customer.spent[0] == P and read <= customer.spent[1] < 8 * 240
+
+
+@pytest.mark.parametrize(
+    ("part", "fields", "spent"),
+    [
+        (b'"activations"', {"max_tokens": 3, "output_residual_stream": [0]}, (P, 3, 1)),
+        (b'"token_logprobs"', {"max_tokens": 0, "echo": True, "logprobs": 1}, (P, 0, 0)),
+        (b'"text"', {"max_tokens": 1}, (P, 1, 0)),
+    ],
+)
+def test_a_reader_who_leaves_before_the_end_of_a_part_pays_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, part: bytes, fields: Any, spent: Tokens
+) -> None:
+    """All of a large capture but its last bytes is as good as the whole."""
+    customer, run = shop(), EventStream.run
+
+    async def left(stream: EventStream, send: Any) -> None:
+        async def cut(message: Any) -> None:
+            await send({**message, "body": message["body"][: -len(message["body"]) // 2]})
+            if part in message["body"]:
+                raise ClientGoneError
+
+        await run(stream, cut)
+
+    monkeypatch.setattr(EventStream, "run", left)
+    with contextlib.suppress(httpx.RemoteProtocolError):  # the answer has no end
+        customer.complete(stream=True, **fields)
+    until(lambda: not customer.usage()["running"], 30)
+    assert customer.spent == spent
 
 
 @pytest.mark.parametrize("stream", [False, True])

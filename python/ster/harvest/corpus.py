@@ -3,6 +3,7 @@ generator is asked only once; and which of them make a shard."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import warnings
@@ -92,7 +93,8 @@ def read_corpus(
         os.unlink(folder / SPOOL)  # it ends with the process, however that ends
         return _read(model, source, folder, spool, positions, row_bytes, shard_size, report)
     except BaseException:
-        spool.close()
+        with contextlib.suppress(OSError):  # what it has yet to write does not fit either
+            spool.close()
         raise
 
 
@@ -138,6 +140,10 @@ def _read(
         if model.has_two_bos(ids):
             doubled = (doubled[0] or source.name(number), doubled[1] + 1)
         report(len(corpus.lengths))
+    try:
+        spool.flush()  # now, not when it is read or closed, with nobody to say what failed
+    except OSError as error:
+        raise failed(folder / SPOOL, error) from None
     if not corpus.shards:
         raise InputError("prompt set contains no prompts")
     if doubled[1]:

@@ -224,9 +224,11 @@ def _parquet(path: Path, wanted: str) -> Callable[[], Numbered]:
         try:
             with parquet.ParquetFile(path) as file:
                 for batch in file.iter_batches(batch_size=BATCH, columns=[wanted]):
-                    for entry in batch.column(0).to_pylist():
-                        yield number, entry
+                    for entry in batch.column(0):
+                        yield number, entry.as_py()
                         number += 1
+        except UnicodeDecodeError:  # writers do not look
+            raise FileError(f"failed to read {path}: row {number} is not UTF-8") from None
         except (arrow.ArrowException, OSError) as error:
             raise FileError(f"failed to read {path}: {_first_line(error)}") from None
 

@@ -16,7 +16,7 @@ SHOWN = 200  # characters of a page that is no JSON
 
 @dataclass(frozen=True)
 class Answer:
-    """headers: by lower-case name. name: of the prompt, for refusals."""
+    """headers: by lower-case name. name: of the prompt, for refusals. key: the API key that was sent, which no refusal shows."""
 
     root: str
     path: str
@@ -24,6 +24,7 @@ class Answer:
     headers: Mapping[str, str]
     body: bytes
     name: str | None = None
+    key: str | None = None
 
     def document(self) -> dict[str, Any]:
         """The JSON object of a good answer; spaces before it are no matter.
@@ -47,8 +48,21 @@ class Answer:
             return None
 
     def shown(self) -> str:
-        text = " ".join(self.body[: 8 * SHOWN].decode(errors="replace").split())
+        text = self.told(self.body[: 8 * SHOWN].decode(errors="replace"))
         return f"`{text[:SHOWN]}`" if text else "nothing"
+
+    def told(self, text: str) -> str:
+        """What the server says, as it can be repeated: a proxy's page may have the headers of the request in it, key and all."""
+        return printable(text.replace(self.key, "***") if self.key else text)
+
+
+def printable(text: str) -> str:
+    """On one line, and without what moves the cursor of a terminal.
+
+    >>> printable("no\\n such \\x1b[2Jmodel")
+    'no such \ufffd[2Jmodel'
+    """
+    return "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
 
 
 def refusal(answer: Answer) -> RemoteError:
@@ -59,12 +73,13 @@ def refusal(answer: Answer) -> RemoteError:
     if answer.status == 404 and answer.path == "/v1/models":
         hint = "an address ends in /v1, as in http://localhost:8000/v1"
     if message is None:
-        kind = answer.headers.get("content-type", "no content type").partition(";")[0]
+        kind = answer.told(answer.headers.get("content-type", "no content type").partition(";")[0])
         return RemoteError(
             f"{answer.root}{answer.path} answers {answer.status}, {kind}: {answer.shown()}{at(answer.name)}", hint, status=answer.status
         )
     if answer.status in (401, 403):
         hint = "`--api-key` or STER_API_KEY (in Python api_key=) is the key that is sent"
+    message = answer.told(message)[: 5 * SHOWN]
     message = message.removesuffix(".") if at(answer.name) else message
     return RemoteError(f"the server refuses{status}: {message}{at(answer.name)}", hint, status=answer.status)
 
@@ -76,5 +91,5 @@ def message_of(document: Any) -> str | None:
     error = document.get("error")
     for found in (error.get("message") if isinstance(error, dict) else error, document.get("message"), document.get("detail")):
         if found:
-            return " ".join((found if isinstance(found, str) else orjson.dumps(found).decode()).split())[: 5 * SHOWN]
+            return found if isinstance(found, str) else orjson.dumps(found).decode()
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,14 @@ from ster.prompts import at
 from ster.server.settings import WireDtype
 from ster.server.tensors import STORED, TensorError, unpack
 
+SIZES = {"n_layers": 1 << 16, "hidden_size": 1 << 24, "max_model_len": 1 << 31, "vocab_size": 1 << 31}
+"""What `ster serve` says of a model's sizes -> more than any has. They are believed before an answer shows them."""
+EXPECTED = {"served_model_name": str, "precision": str, "chat_template": bool, "activation_dtypes": list}
+OPTIONAL = {
+    **dict.fromkeys(("revision", "config_hash", "tokenizer_hash"), str),
+    **dict.fromkeys(("bos_token_id", "unknown_token_id", "max_capture_numbers", "max_steering_numbers", "max_steering_vectors"), int),
+    **dict.fromkeys(("rotation_switches_after", "rotation_changes_after"), int),
+}
 OTHER_TOKENS = "the ids that were sent are those that must run"
 
 
@@ -34,6 +42,27 @@ class Expected:
 
     def misfit(self, message: str, hint: str | None = None) -> RemoteError:
         return RemoteError(f"the server's answer does not fit what was asked: {message}{at(self.name)}", hint)
+
+
+def check_facts(root: str, facts: Mapping[str, Any]) -> None:
+    """facts: what `ster serve` says of a model, its `served_model_name` among them.
+
+    Raises:
+        RemoteError: one is missing, or is what none can be.
+    """
+
+    def good(name: str) -> bool:
+        value = facts.get(name)
+        if name in SIZES:
+            return type(value) is int and 1 <= value <= SIZES[name]
+        if name in OPTIONAL:
+            return value is None or type(value) is OPTIONAL[name]
+        return type(value) is EXPECTED[name] and value != ""
+
+    bad = next((name for name in (*SIZES, *EXPECTED, *OPTIONAL) if not good(name)), None)
+    if bad is not None:
+        found = repr(facts[bad])[:60] if bad in facts else "nothing"
+        raise RemoteError(f"{root} does not say what a model is that Ster can use: its `{bad}` is {found}")
 
 
 def check_choice(document: dict[str, Any], expected: Expected) -> tuple[dict[str, Any], int]:

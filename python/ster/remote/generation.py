@@ -117,7 +117,8 @@ def stream(
     for data in transport.events(call):
         if data == b"[DONE]":
             break
-        choice = _choice_of(Answer(transport.root, call.path, 200, {"content-type": "text/event-stream"}, data, call.name), expected)
+        headers = {"content-type": "text/event-stream"}
+        choice = _choice_of(Answer(transport.root, call.path, 200, headers, data, call.name, transport.api_key), expected)
         if choice is None:
             continue
         new = choice.get("token_ids") or []

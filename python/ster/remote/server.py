@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ster.errors import InputError, RemoteError
-from ster.remote.answers import Answer
-from ster.remote.checks import Expected, check_choice, check_residual, read_probe
+from ster.remote.answers import Answer, printable
+from ster.remote.checks import Expected, check_choice, check_facts, check_residual, read_probe
 from ster.remote.transport import Call, Transport
 from ster.server.settings import WireDtype
 
@@ -61,7 +61,7 @@ def find_server(transport: Transport, model: str | None, wire: WireDtype | None)
         raise RemoteError(f"{transport.root} lists no models", "is it an OpenAI-compatible server?")
     entry = next((each for each in entries if model in (None, each["id"], each.get("served_model_name"))), None)
     if entry is None:
-        raise InputError(f"{transport.root} has no model {model}", f"it has {', '.join(each['id'] for each in entries[:20])}")
+        raise InputError(f"{transport.root} has no model {model}", f"it has {printable(', '.join(each['id'] for each in entries[:20]))}")
     if entry.get("owned_by") == "ster":
         return _of_ster(transport, entry, wire)
     return _of_vllm(transport, entry, wire)
@@ -76,7 +76,7 @@ def find_entry(transport: Transport, id: str) -> tuple[Mapping[str, Any], Mappin
     entry = next((each for each in _entries(transport) if each["id"] == id), None)
     caps = None if entry is None else entry.get("capabilities")
     if entry is None or not isinstance(caps, dict):
-        raise RemoteError(f"{transport.root} does not say what the model {id} can do")
+        raise RemoteError(f"{transport.root} does not say what the model {printable(id)} can do")
     return entry, caps
 
 
@@ -87,36 +87,34 @@ def _entries(transport: Transport) -> list[dict[str, Any]]:
 
 def _of_ster(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | None) -> Server:
     if entry.get("status") == "failed":
-        raise RemoteError(f"the model {entry['id']} failed to load; the server's log has the cause")
+        raise RemoteError(f"the model {printable(entry['id'])} failed to load; the server's log has the cause")
     caps = entry.get("capabilities")
     if not isinstance(caps, dict):  # a request waits until it is loaded
         transport.ask(Call("/tokenize", {"model": entry["id"], "prompt": "a"})).document()
         entry, caps = find_entry(transport, entry["id"])
+    check_facts(transport.root, {**caps, "served_model_name": entry.get("served_model_name")})
     asked = wire or "float32"
     if asked not in caps.get("activation_dtypes", ()):
         raise InputError(f"the server does not send activations as {asked}", f"it sends {', '.join(caps.get('activation_dtypes', ()))}")
-    try:
-        return Server(
-            "ster",
-            entry["id"],
-            entry["served_model_name"],
-            caps["n_layers"],
-            caps["hidden_size"],
-            caps["max_model_len"],
-            asked,
-            caps.get("precision") or PRECISIONS[caps["dtype"]],
-            caps["chat_template"],
-            revision=caps.get("revision"),
-            vocabulary=caps["vocab_size"],
-            bos_id=caps.get("bos_token_id"),
-            unknown_id=caps.get("unknown_token_id"),
-            config_hash=caps.get("config_hash"),
-            tokenizer_hash=caps.get("tokenizer_hash"),
-            called=entry["served_model_name"],
-            caps=caps,
-        )
-    except KeyError as error:
-        raise RemoteError(f"{transport.root} does not say `{error.args[0]}` of the model {entry['id']}") from None
+    return Server(
+        "ster",
+        entry["id"],
+        entry["served_model_name"],
+        caps["n_layers"],
+        caps["hidden_size"],
+        caps["max_model_len"],
+        asked,
+        caps["precision"],
+        caps["chat_template"],
+        revision=caps.get("revision"),
+        vocabulary=caps["vocab_size"],
+        bos_id=caps.get("bos_token_id"),
+        unknown_id=caps.get("unknown_token_id"),
+        config_hash=caps.get("config_hash"),
+        tokenizer_hash=caps.get("tokenizer_hash"),
+        called=entry["served_model_name"],
+        caps=caps,
+    )
 
 
 def _of_vllm(transport: Transport, entry: Mapping[str, Any], wire: WireDtype | None) -> Server:

@@ -48,6 +48,7 @@ class Transport:
 
     def __init__(self, root: str, api_key: str | None, *, concurrency: int, timeout: float, retry_seconds: float) -> None:
         self.root = root
+        self.api_key = api_key
         self.concurrency = concurrency
         self._timeout, self._retry_seconds = timeout, retry_seconds
         self._loop = asyncio.new_event_loop()
@@ -156,7 +157,7 @@ class Transport:
             if len(body) > call.limit:
                 raise RemoteError(f"{self.root} answers with more than {call.limit:,} bytes{at(call.name)}")
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(self.root, call.path, response.status_code, headers, bytes(body), call.name)
+        return Answer(self.root, call.path, response.status_code, headers, bytes(body), call.name, self.api_key)
 
     @contextlib.asynccontextmanager
     async def _opened(self, call: Call) -> AsyncIterator[httpx.Response]:

@@ -74,7 +74,7 @@ class Ongoing:
         return events
 
     def owe(self, tokens: int, *, activations: bool) -> None:
-        """So many new tokens, or the activations, have been given: they and the prompt are to be paid, whatever comes."""
+        """So many new tokens, or the activations, are given: they and the prompt are to be paid, whatever comes."""
         self.bill.owe(Amount(self.plan.prompt_tokens, tokens, int(activations)))
 
     def check_client(self) -> None:

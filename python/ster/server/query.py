@@ -1,5 +1,5 @@
 """Query parameters: a route takes those that the OpenAPI document gives it. Any other is refused, as an unknown field of a body is:
-misspelt, it would otherwise be as good as left out. So is one that is there twice: only one of the two would count."""
+misspelt, it would otherwise be as good as left out. So is one that is given twice, of which only the last would count."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class StrictRoute(Route):
 def check_query(query: bytes, taken: frozenset[str]) -> None:
     """
     Raises:
-        ApiError: 400, a parameter that is not of `taken`, or is there twice.
+        ApiError: 400, a parameter that is not of `taken`, or one that is given more than once.
     """
-    given = [name for name, _ in QueryParams(query).multi_items()]
-    unknown = [name for name in dict.fromkeys(given) if name not in taken]
+    given = QueryParams(query)
+    unknown = [name for name in given if name not in taken]
     if unknown:
         names = ", ".join(map(shown, unknown[:SHOWN])) + (f" ... and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else "")
         plural = "s" if len(unknown) > 1 else ""
         raise invalid(f"Unknown query parameter{plural} {names} - see /openapi.json for accepted params.", unknown[0][:60])
-    for name in sorted(taken):
-        if given.count(name) > 1:
-            raise invalid(f"Query parameter '{name}' appears {given.count(name)} times: give it once.", name)
+    for name in given:
+        if len(given.getlist(name)) > 1:
+            raise invalid(f"Query parameter {shown(name)} is given more than once.", name)

@@ -45,7 +45,7 @@ class EventStream(Response):
         self._head = head.of(form.chunk_object)
         self._first = first
         self._opened: set[int] = set()
-        self._tokens = 0  # of those that have been written
+        self._tokens = 0  # of those that are written, or about to be
         self._pending: dict[int, list[Token]] = {choice.index: [] for choice in self._choices}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +76,11 @@ class EventStream(Response):
             await asyncio.wait_for(send({"type": "http.response.body", "body": last, "more_body": False}), END_SECONDS)
 
     async def _write(self, send: Send) -> None:
-        async def write(data: bytes) -> None:
+        async def write(data: bytes, *, activations: bool = False) -> None:
+            """What begins to be sent is owed: a reader who leaves before its end has had all but that."""
+            ongoing.check_client()
+            if activations or self._tokens or (self._opened and self._form.needs_scores) or self._choices.finished:
+                ongoing.owe(self._tokens, activations=activations)
             if data:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 ongoing.check_client()
@@ -88,8 +92,6 @@ class EventStream(Response):
                 await write(await run_in_threadpool(self._news))
             else:
                 await write(self._news())
-            if self._tokens or (self._opened and self._form.needs_scores) or self._choices.finished:
-                ongoing.owe(self._tokens, activations=False)
             if self._choices.finished:
                 break
             events = await ongoing.next(ongoing.settings.keepalive_seconds)
@@ -98,8 +100,8 @@ class EventStream(Response):
         if ongoing.plan.usage:
             await write(self._chunk({"choices": [], "usage": self._choices.usage()}))
         if ongoing.plan.layers is not None:
-            await write(await run_in_threadpool(lambda: self._chunk({"choices": [], "activations": ongoing.activations()})))
-            ongoing.owe(self._tokens, activations=True)
+            activations = await run_in_threadpool(lambda: self._chunk({"choices": [], "activations": ongoing.activations()}))
+            await write(activations, activations=True)
 
     def _take(self, events: list[tuple[int, Event]]) -> None:
         for index, told in events:
