@@ -11,6 +11,7 @@ import orjson
 from ster.errors import RemoteError
 from ster.prompts import at
 
+SECRET = 8  # characters of a key, from which on it is not repeated
 SHOWN = 200  # characters of a page that is no JSON
 
 
@@ -52,8 +53,9 @@ class Answer:
         return f"`{text[:SHOWN]}`" if text else "nothing"
 
     def told(self, text: str) -> str:
-        """What the server says, as it can be repeated: a proxy's page may have the headers of the request in it, key and all."""
-        return printable(text.replace(self.key, "***") if self.key else text)
+        """What the server says, as it can be repeated: a proxy's page may have the headers of the request in it, key and all. A key that
+        is no longer than a word is left: it may be one of the server's own."""
+        return printable(text.replace(self.key, "***") if self.key and len(self.key) >= SECRET else text)
 
 
 def printable(text: str) -> str:
