@@ -91,7 +91,7 @@ fn work<'a>(isa: Isa, x: &'a [f32], bytes: &'a [u8], dtype: Dtype, [rows, n, k]:
             let (rows, columns) = cells_now[cell].clone();
             // SAFETY: the cells of a grid are disjoint.
             let panel = unsafe { out.panel(rows.clone(), columns) };
-            let turned = &turned[(rows.start / 16 * room).min(turned.len())..][..sixteens(isa, rows.len()) * room];
+            let turned = if turned.is_empty() { &turned[..] } else { &turned[rows.start / 16 * room..rows.end.div_ceil(16) * room] };
             linear_turned(isa, &x[rows.start * k..rows.end * k], turned, w, None, panel, Then::Store);
         });
         first += cells_each;

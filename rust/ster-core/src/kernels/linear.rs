@@ -11,7 +11,7 @@ mod spans;
 
 use std::ops::Range;
 
-use self::lanes::by_lanes;
+use self::lanes::{by_lanes, turns};
 pub use self::lanes::{sixteens, turn, turned_size};
 use self::spans::by_spans;
 use super::blocks::{sum_row, widen_blocks};
@@ -21,7 +21,7 @@ use crate::tensor::{Dtype, Panel, Weights};
 
 /// Rows of `x` that one thread should take at once, at most: as many as the cache holds a span of; the weights pass once for all of them.
 pub fn rows_at_once(isa: Isa, k: usize) -> usize {
-    let bytes = if sixteens(isa, 16 * LANES) > 0 { TURNED_BYTES } else { X_BLOCK_BYTES };
+    let bytes = if turns(isa) { TURNED_BYTES } else { X_BLOCK_BYTES };
     (bytes / (4 * k.clamp(1, SPAN))).max(LANES)
 }
 
@@ -67,10 +67,10 @@ pub fn linear(isa: Isa, x: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Pa
 }
 
 per_isa! {
-    /// [`linear`] of an `x` that has been [turned](turn) already, in as many [`sixteens`] as it is.
+    /// [`linear`] of an `x` that has been [turned](turn) already, all sixteens of it, or not at all: the same bits.
     ///
     /// # Panics
-    /// As [`linear`]; if it is another number of sixteens.
+    /// As [`linear`]; if only some of it is turned, or the instruction set turns nothing.
     pub fn linear_turned(x: &[f32], turned: &[f32], w: Weights<'_>, bias: Option<&[f32]>, out: Panel<'_>, then: Then) = by_dtype
 }
 
@@ -80,7 +80,7 @@ fn by_dtype<V: Lanes>(x: &[f32], turned: &[f32], w: Weights<'_>, bias: Option<&[
     assert_eq!(x.len(), out.rows * w.cols);
     assert!(out.columns.end <= w.rows);
     assert!(bias.is_none_or(|bias| bias.len() == w.rows));
-    assert_eq!(turned.len(), sixteens(V::ISA, out.rows) * turned_size(w.cols));
+    assert!(turned.is_empty() || turns(V::ISA) && turned.len() == out.rows.div_ceil(LANES) * turned_size(w.cols));
     match w.dtype {
         Dtype::F32 => by_rows::<V, F32>(x, turned, w, bias, out, then),
         Dtype::F16 => by_rows::<V, F16>(x, turned, w, bias, out, then),
@@ -93,7 +93,7 @@ fn by_dtype<V: Lanes>(x: &[f32], turned: &[f32], w: Weights<'_>, bias: Option<&[
 
 #[inline(always)]
 fn by_rows<V: Lanes, S: Stored>(x: &[f32], turned: &[f32], w: Weights<'_>, bias: Option<&[f32]>, mut out: Panel<'_>, then: Then) {
-    if V::TURNS && !turned.is_empty() {
+    if turns(V::ISA) && !turned.is_empty() {
         by_lanes::<V, S>(turned, w, bias, &mut out, then);
     } else {
         by_tile::<V, S>(x, w, bias, out, then);

@@ -387,7 +387,7 @@ impl<'a> Pass<'a> {
         self.region(grains.len(), &|grain| {
             let (n, (rows, columns)) = grains[grain].clone();
             let (x, linear, out, then) = &shared[n];
-            let (x, turned) = x.part(isa, rows.clone());
+            let (x, turned) = x.part(rows.clone());
             // SAFETY: the cells of a grid are disjoint.
             let panel = unsafe { out.panel(rows, columns) };
             linear_turned(isa, x, turned, linear.weight.view(), linear.bias.as_deref(), panel, *then);
@@ -404,7 +404,7 @@ impl<'a> Pass<'a> {
         let out = Shared::new(out, rows, mlp);
         self.region(cells.len(), &|grain| {
             let (rows, columns) = cells[grain].clone();
-            let (x, turned) = x.part(isa, rows.clone());
+            let (x, turned) = x.part(rows.clone());
             let step = (NUMBERS / rows.len()).next_multiple_of(4 * COLUMN_GRAIN);
             SCRATCH.with_borrow_mut(|scratch| {
                 for start in columns.clone().step_by(step) {

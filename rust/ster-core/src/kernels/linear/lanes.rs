@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::isa::{Isa, Kind, per_isa};
+use super::super::isa::{Isa, per_isa};
 use super::super::simd::{LANES, Lanes};
 use super::{Ahead, Stored, Then, put, widen_row};
 use crate::tensor::{Panel, Weights};
@@ -39,14 +39,21 @@ const WAITING_COLUMNS: usize = DONE;
 const ORDER: [usize; LANES] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
 const LEVELS: usize = 4;
 
-/// How many sixteens `rows` rows are, where they are taken so; else none. Fewer rows do not pay for turning them, nor do lanes of which more
-/// than a thirty-second is idle: tiles are as fast then.
-pub fn sixteens(isa: Isa, rows: usize) -> usize {
+/// Whether rows are ever turned: where registers are too few for a tile that needs few loads.
+#[inline(always)]
+pub(super) fn turns(isa: Isa) -> bool {
     match isa.0 {
         #[cfg(target_arch = "x86_64")]
-        Kind::Avx2 if rows >= FEW && 32 * rows >= 31 * rows.next_multiple_of(LANES) => rows.div_ceil(LANES),
-        _ => 0,
+        crate::kernels::isa::Kind::Avx2 => true,
+        _ => false,
     }
+}
+
+/// How many sixteens `rows` rows are, where they are best turned; else none. Fewer rows do not pay for it, nor do lanes of which more than a
+/// thirty-second is idle: tiles are as fast then.
+pub fn sixteens(isa: Isa, rows: usize) -> usize {
+    let full = rows >= FEW && 32 * rows >= 31 * rows.next_multiple_of(LANES);
+    if full && turns(isa) { rows.div_ceil(LANES) } else { 0 }
 }
 
 /// Numbers that sixteen turned rows of `k` take.

@@ -17,7 +17,6 @@ impl Lanes for V {
     const TILE: (usize, usize) = (2, 3);
     const MIX: (usize, usize) = (3, 2);
     const WIDEN_FIRST: bool = true;
-    const TURNS: bool = true;
 
     #[inline(always)]
     unsafe fn zero() -> Self {

@@ -26,8 +26,6 @@ pub(crate) trait Lanes: Copy {
     const MIX: (usize, usize);
     /// Whether half-width weights are cheaper widened once for some rows of `x` than in every tile.
     const WIDEN_FIRST: bool = false;
-    /// Whether many rows of `x` are turned, so that each has a lane: where registers are too few for a tile that needs few loads.
-    const TURNS: bool = false;
 
     unsafe fn zero() -> Self;
     unsafe fn splat(value: f32) -> Self;
