@@ -241,6 +241,26 @@ fn a_batch_of_sixty_four_is_sixty_four_sequences() {
     }
 }
 
+/// Long enough rows, and enough of them, that a product is cut by rows too: whole sixteens, and more or less of one at the end.
+#[test]
+fn a_long_prompt_is_the_prompt_in_pieces_on_every_instruction_set() {
+    let dir = TempDir::new().unwrap();
+    Tiny { layers: 2, mlp: 1100, context: 1024, dtype: Dtype::BF16, ..Tiny::default() }.write(dir.path());
+    let models: Vec<_> =
+        Isa::available().into_iter().map(|isa| (isa, SteeringLlama::load_with(dir.path(), Some(2), isa).unwrap())).collect();
+    let mut rng = Rng::new(257);
+    for count in [65, 255, 256, 257, 300, 470, 513] {
+        let tokens: Vec<u32> = (0..count).map(|_| rng.below(50) as u32).collect();
+        let model = &models[0].1;
+        let ends: Vec<usize> = (0..count).step_by(40).skip(1).chain([count]).collect();
+        let expected = join(&in_pieces(model, &tokens, &SteeringPlan::default(), &ends, &mut model.cache()));
+        for (isa, model) in &models {
+            let found = run_one(model, &Ask::all(model, &tokens, &SteeringPlan::default(), Tap::PostSteer));
+            same_numbers(&format!("{count} tokens, {}", isa.name()), &found.residual, &expected.residual, &[count * 48, 48]);
+        }
+    }
+}
+
 // --------------------------------------------------------------------------------------------------------------------------- caches
 
 proptest! {
